@@ -98,8 +98,21 @@ def arguments(**shape):
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--float8", choices=["tensorwise", "rowwise", "rowwise_with_gw_hp"])
     parser.add_argument("--mode", choices=["eager", "compile", "graph", "compile+graph"], default="compile")
+    parser.add_argument("--shard", action="store_true", help="ranks divide weights, gradients and state (FSDP2)")
     parser.add_argument("--profile", action="store_true", help="also print the operations of a step by torch.profiler")
     return parser.parse_args()
+
+
+def shard(model, compiles):
+    """As torchtitan does it: each block is compiled, and divided by itself; sums of gradients are f32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        if compiles:
+            block.compile()
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
 
 
 def main(case, make_model):
@@ -118,6 +131,8 @@ def main(case, make_model):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(case.float8))
+    if case.shard:
+        shard(model, "compile" in case.mode)
     weights = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in weights if p.ndim >= 2], "weight_decay": 0.1},
@@ -128,10 +143,10 @@ def main(case, make_model):
     own = [name for name, p in model.named_parameters() if getattr(p, "is_own", False)]
     own_weights = [p for p in weights if getattr(p, "is_own", False)]
     parallel = model
-    if ranks > 1:
+    if ranks > 1 and not case.shard:
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
         parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
-    run = torch.compile(parallel) if "compile" in case.mode else parallel
+    run = torch.compile(parallel) if "compile" in case.mode and not case.shard else parallel
     shape = (case.accumulate, case.micro_batch, case.seq)
     tokens = torch.randint(case.vocab, shape, device=device)
     targets = torch.randint(case.vocab, shape, device=device)
@@ -140,7 +155,7 @@ def main(case, make_model):
         optimizer.zero_grad(set_to_none="graph" not in case.mode)
         for microbatch in range(case.accumulate):
             last = microbatch + 1 == case.accumulate
-            if ranks > 1:
+            if ranks > 1 and not case.shard:
                 parallel.require_backward_grad_sync = last
             with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS, set_priority=True):
                 loss = run(tokens[microbatch], targets[microbatch])
@@ -182,6 +197,7 @@ def main(case, make_model):
             "mode": case.mode,
             "float8": case.float8,
             "lora_rank": case.lora_rank,
+            "shard": case.shard,
             "ranks": ranks,
             "step_ms": step_ms,
             "tokens_per_s": case.accumulate * case.micro_batch * case.seq * ranks / step_ms * 1e3,

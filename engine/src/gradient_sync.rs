@@ -7,37 +7,50 @@
 //! travel in f32, or in bf16 for half the traffic. In bf16 a bucket of f32 is rounded into a buffer, summed there, and
 //! copied back. A bucket of gradients in bf16 is summed as it is.
 //!
-//! If ranks divide the optimizer's state, each receives the sum of its own part of the bucket (reduce-scatter). After the
-//! update all ranks receive the new weights of all parts (all-gather). The bucket of the first layer is gathered right
-//! after the update, each other one in the next step, by the forward of the layer that is the first to read it.
+//! If ranks divide the optimizer's state, each receives the sum of its own part of the bucket (reduce-scatter). All
+//! ranks receive the new weights of all parts (all-gather) in the next step, in the forward of the layer that is the
+//! first to read them. If ranks divide weights too, each forward and each backward of a layer gathers them.
+//!
+//! If ranks divide gradients, a layer's are summed after each of its backwards, and each rank adds the sum of its part
+//! to those of the microbatches before.
 //!
 //! When the transfers of buckets begin is the business of a [pass](crate::passes).
 
-use std::collections::HashSet;
+use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind, Copy, Fill, MakeScale, Quantize};
+use device::ops::{Add, Collective, CollectiveKind, Copy, Fill, MakeScale, Quantize};
 use device::{Area, Communicator, DType, Device, Op, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Ranks};
 
 use crate::layer_partition::StageLayers;
-use crate::params::{BucketMemory, OwnedQuantized, Params, PartialRange, QuantizedPart, part_of};
+use crate::params::{
+    BucketMemory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding, part_of,
+};
 use crate::step_policy::StepContext;
+
+/// A use of weights in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// The first microbatch's forward.
+    First,
+    /// A later one.
+    Later,
+}
 
 /// Sums gradients over ranks, and gathers the weights that each of them updated.
 pub struct GradientSync {
     ranks: Rc<Ranks>,
     partial: Vec<PartialRange>,
     buckets: Vec<BucketMemory>,
+    weights: Vec<PartedWeights>,
     /// The buffer for sums of gradients if that is not done in f32: flat, as large as the largest bucket. One bucket
     /// after the other has it.
     rounded: Option<Tensor>,
     _areas: Vec<Area>,
-    /// The numbers of the layers on this rank, in the order of forward.
-    layers: Vec<usize>,
-    /// Buckets are gathered in memory that several of them share.
-    shares_buffers: bool,
+    /// The numbers of the layers on this rank by chunk, in the order of forward.
+    chunks: Vec<Range<usize>>,
 }
 
 impl GradientSync {
@@ -49,9 +62,7 @@ impl GradientSync {
     pub fn new(device: &Device, params: &Params, layers: &StageLayers, travels: DType) -> Result<GradientSync> {
         let buckets: Vec<BucketMemory> = params.buckets().collect();
         let ranks = params.ranks().clone();
-        let layers: Vec<usize> = layers.chunks.iter().cloned().flatten().collect();
-        let starts: HashSet<u64> = buckets.iter().map(|bucket| bucket.weights.address).collect();
-        let shares_buffers = starts.len() < buckets.len();
+        let chunks = layers.chunks.clone();
         let mut areas = Vec::new();
         let mut rounded = None;
         let is_rounded = |bucket: &&BucketMemory| {
@@ -60,18 +71,29 @@ impl GradientSync {
         if let Some(largest) = buckets.iter().filter(is_rounded).map(|bucket| bucket.grads.elements()).max() {
             rounded = Some(device.allocate_tensor(&mut areas, "rounded gradients", [largest], travels)?);
         }
-        let partial = params.partial_ranges();
-        Ok(GradientSync { ranks, partial, buckets, rounded, _areas: areas, layers, shares_buffers })
+        let (partial, weights) = (params.partial_ranges(), params.parted_weights().collect());
+        Ok(GradientSync { ranks, partial, buckets, weights, rounded, _areas: areas, chunks })
     }
 
     /// The layers of this rank, in the order of forward.
-    pub fn layers(&self) -> &[usize] {
-        &self.layers
+    pub fn layers(&self) -> Vec<usize> {
+        self.chunks.iter().cloned().flatten().collect()
     }
 
-    /// Whether buckets are gathered in memory that several of them share.
-    pub fn shares_buffers(&self) -> bool {
-        self.shares_buffers
+    /// The first of them. Its backward of the last microbatch is the step's last.
+    pub fn first_layer(&self) -> Option<usize> {
+        self.chunks.first().map(|chunk| chunk.start)
+    }
+
+    /// The layer that comes after `layer` in its chunk's forward.
+    pub fn after_in_chunk(&self, layer: usize) -> Option<usize> {
+        self.chunks.iter().find(|chunk| chunk.contains(&layer) && chunk.contains(&(layer + 1))).map(|_| layer + 1)
+    }
+
+    /// The layer that comes before `layer` in its chunk's forward.
+    pub fn before_in_chunk(&self, layer: usize) -> Option<usize> {
+        let before = layer.checked_sub(1)?;
+        self.after_in_chunk(before).map(|_| before)
     }
 
     /// Whether any gradient is summed over ranks.
@@ -91,7 +113,7 @@ impl GradientSync {
     }
 
     /// Completes the gradients of which the backward region of `layer` computed partial sums. It is called inside that
-    /// region, at its end, in the last microbatch.
+    /// region, at its end, in the last microbatch, or in each one if ranks divide the layer's gradients.
     ///
     /// # Errors
     /// A failed collective.
@@ -104,30 +126,59 @@ impl GradientSync {
         Ok(())
     }
 
-    /// The operations that gather the buckets that `layer` is the first to read. None if each rank updates all weights.
-    pub fn gather(&self, cx: &StepContext<'_>, layer: usize) -> Vec<Op> {
-        let of_layer = self.buckets.iter().filter(|bucket| bucket.layer == layer);
-        let transfers = |bucket: &BucketMemory| {
-            let communicator = self.ranks.over(bucket.rest)?;
-            let gather = Collective {
-                kind: CollectiveKind::AllGather,
-                communicator: communicator.clone(),
-                input: bucket.owned_weights,
-                output: bucket.weights,
-            };
-            let quantized = bucket.quantized.iter().flat_map(|part| quantization(cx, part, communicator));
-            Some(quantized.chain([gather.into()]).collect::<Vec<Op>>())
-        };
-        of_layer.filter_map(transfers).flatten().collect()
+    /// The operations that gather the weights that `layer` is the first to read: for their first use in a step all of
+    /// which ranks have parts, for later ones those that are gathered for each use.
+    pub fn gather(&self, cx: &StepContext<'_>, layer: usize, used: Use) -> Vec<Op> {
+        let of_layer = self.weights.iter().filter(|of| of.layer == layer);
+        let gathered = of_layer.filter(|of| used == Use::First || of.sharding == Sharding::Weights);
+        gathered.flat_map(|weights| self.gathers(cx, weights, used)).collect()
     }
 
-    /// The operations that sum the buckets that the backward of `layer` completes.
+    /// The operations that gather weights. 8-bit ones are quantised once a step.
+    fn gathers(&self, cx: &StepContext<'_>, of: &PartedWeights, used: Use) -> Vec<Op> {
+        let Some(communicator) = self.ranks.over(of.rest) else { return Vec::new() };
+        let gather = Collective {
+            kind: CollectiveKind::AllGather,
+            communicator: communicator.clone(),
+            input: of.owned,
+            output: of.weights,
+        };
+        let quantized = of.quantized.iter().filter(|_| used == Use::First);
+        let quantized = quantized.flat_map(|part| quantization(cx, part, communicator));
+        quantized.chain([gather.into()]).collect()
+    }
+
+    /// Whether ranks divide gradients. Then a layer's sums come right after its backward, but for the step's last one,
+    /// else after all backwards.
+    pub fn divides(&self) -> bool {
+        self.buckets.iter().any(|bucket| bucket.sharding >= Sharding::Gradients)
+    }
+
+    /// The operations that sum the buckets that the last backward of `layer` completes, but for divided gradients.
     pub fn reduce(&self, layer: usize) -> Vec<Op> {
         let of_layer = self.buckets.iter().filter(|bucket| bucket.layer == layer);
-        of_layer.flat_map(|bucket| self.reduction(bucket)).collect()
+        let whole = of_layer.filter(|bucket| bucket.sharding < Sharding::Gradients);
+        whole.flat_map(|bucket| self.reduction(bucket)).collect()
     }
 
-    /// The operations that sum a bucket over the ranks. With a divided state this rank receives the sum of its own part only.
+    /// The operations that sum the divided gradients of `layer` in a microbatch, and add this rank's part to those of
+    /// the microbatches before, if there are any.
+    pub fn scatter(&self, layer: usize, is_first_microbatch: bool) -> Vec<Op> {
+        let of_layer = self.buckets.iter().filter(|bucket| bucket.layer == layer);
+        let divided = of_layer.filter(|bucket| bucket.sharding >= Sharding::Gradients);
+        let with_part = |bucket: &BucketMemory| {
+            let (sum, output) = (part_of(self.ranks.place(bucket.rest), bucket.grads), bucket.owned_grads);
+            let keep = match is_first_microbatch {
+                true => Copy { input: sum, output }.into(),
+                false => Add { a: output, b: sum, output }.into(),
+            };
+            self.reduction(bucket).into_iter().chain([keep]).collect::<Vec<Op>>()
+        };
+        divided.flat_map(with_part).collect()
+    }
+
+    /// The operations that sum a bucket over the ranks. With a divided state this rank receives the sum of its own part
+    /// only, in its place.
     fn reduction(&self, bucket: &BucketMemory) -> Vec<Op> {
         let (grads, place) = (bucket.grads, self.ranks.place(bucket.rest));
         let rounded = self.rounded.filter(|rounded| rounded.dtype != grads.dtype);
@@ -143,7 +194,7 @@ impl GradientSync {
         match rounded {
             Some(_) if !sums.is_empty() => {
                 let rounded = Copy { input: grads, output: input }.into();
-                let back = Copy { input: output, output: bucket.owned_grads }.into();
+                let back = Copy { input: output, output: part_of(place, grads) }.into();
                 [rounded].into_iter().chain(sums).chain([back]).collect()
             }
             _ => sums,

@@ -76,6 +76,11 @@ impl StageLayers {
         self.chunks.iter().any(|chunk| chunk.contains(&layer))
     }
 
+    /// The layers between embedding and head of the whole model.
+    pub fn between_ends(&self) -> Range<usize> {
+        1..self.total - 1
+    }
+
     /// Whether this stage has the first layer. It takes the model's inputs.
     pub fn has_first(&self) -> bool {
         self.has(0)

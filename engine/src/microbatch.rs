@@ -1,6 +1,7 @@
 //! The microbatch under way, as layers see it.
 
 use crate::batch_sizes::BatchSizes;
+use crate::regions::Region;
 use crate::step_policy::StepContext;
 
 impl BatchSizes {
@@ -10,8 +11,9 @@ impl BatchSizes {
     }
 }
 
-/// Whether gradients of parameters are added to those that the step has computed so far. The first microbatch's
-/// overwrite what the step before left.
+/// Whether a layer's gradients are added to those that the step has computed so far. The first microbatch's
+/// overwrite what the step before left. If ranks divide gradients each microbatch's are summed by themselves.
 pub(crate) fn adds_to_gradients(cx: &StepContext<'_>) -> bool {
-    !cx.is_first_microbatch()
+    let layer = cx.current_region().and_then(Region::layer_and_microbatch).map(|(layer, _)| layer);
+    !cx.is_first_microbatch() && !layer.is_some_and(|layer| cx.policy().divides_gradients(layer))
 }

@@ -1,5 +1,7 @@
 //! The policy of a step. It tells the graph manager how to treat each region.
 
+use std::ops::Range;
+
 use device::Stream;
 use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
@@ -29,6 +31,8 @@ pub struct StepShape {
     pub microbatch: BatchSizes,
     /// Ranks that divide each sample.
     pub context_ranks: usize,
+    /// The layers whose gradients ranks divide.
+    pub divided_gradients: Range<usize>,
 }
 
 /// Selects the regions that become graphs, and tells the manager which regions differ only in their microbatch.
@@ -141,6 +145,11 @@ impl StepPolicy {
     /// Whether the modules of this layer have regions of their own.
     pub(crate) fn divides(&self, layer: usize) -> bool {
         self.layer_graphs(layer) == LayerGraphs::Modules
+    }
+
+    /// Whether ranks divide the gradients of this layer.
+    pub(crate) fn divides_gradients(&self, layer: usize) -> bool {
+        self.shape.divided_gradients.contains(&layer)
     }
 
     /// The sizes of a microbatch with samples of that length; `None`: the whole one.

@@ -25,12 +25,23 @@ pub struct MeshSizes {
     pub expert_tensor: usize,
     /// Stages of the pipeline.
     pub pipeline: usize,
+    /// Groups of the ranks of a stage that each hold all that ranks with other tokens divide.
+    pub copies: usize,
 }
 
 impl MeshSizes {
     /// So many ranks that all have the whole model.
     pub fn of(ranks: usize) -> MeshSizes {
-        MeshSizes { ranks, tensor: 1, key_head_copies: 1, context: 1, expert: 1, expert_tensor: 1, pipeline: 1 }
+        MeshSizes {
+            ranks,
+            tensor: 1,
+            key_head_copies: 1,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+            pipeline: 1,
+            copies: 1,
+        }
     }
 }
 
@@ -55,11 +66,17 @@ pub enum Axis {
     Pipeline,
     /// Ranks with the same weights and other tokens: those of context and data together.
     Tokens,
+    /// Of these, the ranks that divide what ranks with other tokens divide.
+    Shards,
+    /// Of the ranks with the same experts and other tokens, those that divide what ranks with other tokens divide.
+    ExpertShards,
+    /// Ranks with copies of the same part of what ranks with other tokens divide.
+    Copies,
 }
 
 impl Axis {
     /// All axes. Of axes with the same ranks the first one names them.
-    pub const ALL: [Axis; 9] = [
+    pub const ALL: [Axis; 12] = [
         Axis::Tensor,
         Axis::Context,
         Axis::Data,
@@ -69,6 +86,9 @@ impl Axis {
         Axis::Expert,
         Axis::ExpertData,
         Axis::Tokens,
+        Axis::Shards,
+        Axis::ExpertShards,
+        Axis::Copies,
     ];
 
     /// The axes that layouts have, nearest neighbours first. Their sizes multiply to the number of ranks.
@@ -86,6 +106,9 @@ impl Axis {
             Axis::ExpertData => "expert data",
             Axis::Pipeline => "pipeline",
             Axis::Tokens => "data x context",
+            Axis::Shards => "shards",
+            Axis::ExpertShards => "expert shards",
+            Axis::Copies => "copies",
         }
     }
 }
@@ -163,7 +186,7 @@ impl Place {
 }
 
 /// The most digits: a cut for each size, but for the first rank itself.
-const DIGITS: usize = 7;
+const DIGITS: usize = 8;
 
 /// All ranks of a run, numbered by digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,7 +264,7 @@ impl Mesh {
 
     /// The digits of a named axis.
     pub fn axes(&self, axis: Axis) -> Axes {
-        let MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline } = self.sizes;
+        let MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline, copies } = self.sizes;
         let stage = ranks / pipeline;
         let (first, end) = match axis {
             Axis::Tensor => (1, tensor),
@@ -253,6 +276,9 @@ impl Mesh {
             Axis::ExpertData => (expert_tensor * expert, stage),
             Axis::Pipeline => (stage, ranks),
             Axis::Tokens => (tensor, stage),
+            Axis::Shards => (tensor, stage / copies),
+            Axis::ExpertShards => (expert_tensor * expert, stage / copies),
+            Axis::Copies => (stage / copies, stage),
         };
         let within = |digit: usize| (first..end).contains(&self.stride(digit)) && self.digits[digit] > 1;
         Axes((0..DIGITS).filter(|&digit| within(digit)).fold(0, |set, digit| set | 1 << digit))
@@ -277,6 +303,11 @@ impl Mesh {
     /// those of [`Axis::ExpertData`].
     pub fn with_other_tokens(&self) -> Axes {
         self.axes(Axis::Tokens) | self.axes(Axis::ExpertData)
+    }
+
+    /// Of these, the ranks that may divide what each of them would have whole.
+    pub fn that_divide(&self) -> Axes {
+        self.with_other_tokens() - self.axes(Axis::Copies)
     }
 
     /// The number of ranks along an axis.
@@ -332,8 +363,8 @@ type Cut = (&'static str, usize);
 
 /// The cuts of a rank's number.
 fn cuts(sizes: MeshSizes) -> Result<[Cut; DIGITS], NoMesh> {
-    let MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline } = sizes;
-    for factors in [[tensor, context, pipeline], [expert_tensor, expert, pipeline]] {
+    let MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline, copies } = sizes;
+    for factors in [[tensor, context, pipeline, copies], [expert_tensor, expert, pipeline, 1]] {
         let needed = factors.iter().try_fold(1_usize, |all, &size| all.checked_mul(size));
         if ranks == 0 || !needed.is_some_and(|needed| needed > 0 && ranks.is_multiple_of(needed)) {
             return Err(NoMesh::Ranks { needed: needed.unwrap_or(usize::MAX) });
@@ -345,6 +376,7 @@ fn cuts(sizes: MeshSizes) -> Result<[Cut; DIGITS], NoMesh> {
         ("tensor x context ranks", tensor * context),
         ("expert tensor ranks", expert_tensor),
         ("expert tensor x expert ranks", expert_tensor * expert),
+        ("ranks of a copy", ranks / pipeline / copies),
         ("ranks of a stage", ranks / pipeline),
         ("ranks", ranks),
     ])

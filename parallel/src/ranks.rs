@@ -47,7 +47,12 @@ impl Connections {
         let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Tokens, Axis::Pipeline];
         let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
         let dense = axes.into_iter().fold(none, |all, axis| all.with(axis, Lane::Main)).with(Axis::Context, Lane::Keys);
-        dense.with(Axis::ExpertData, Lane::Main).with(Axis::Expert, Lane::Rows)
+        let all = dense.with(Axis::ExpertData, Lane::Main).with(Axis::Expert, Lane::Rows);
+        let divided = [Axis::Shards, Axis::ExpertShards, Axis::Copies];
+        match mesh.size(Axis::Copies) {
+            1 => all,
+            _ => divided.into_iter().fold(all, |all, axis| all.with(axis, Lane::Main)),
+        }
     }
 
     /// The number of communicators of a rank; with several stages those of a stage in the middle.
@@ -165,11 +170,12 @@ impl Ranks {
     /// If the group is no union of connected axes of tokens, data, context, tensor, pipeline and experts.
     pub fn chain(&self, axes: Axes) -> Vec<Rc<dyn Communicator>> {
         let named =
-            [Axis::Tokens, Axis::Tensor, Axis::ExpertData, Axis::Expert, Axis::Data, Axis::Context, Axis::Pipeline];
+            [Axis::Tokens, Axis::Tensor, Axis::ExpertData, Axis::Expert, Axis::Data, Axis::Context, Axis::Pipeline]
+                .into_iter()
+                .chain([Axis::Shards, Axis::ExpertShards, Axis::Copies]);
         // Ranks with other experts may have a group of their own for nothing but their rows.
         let made = |these| self.in_lane(these, Lane::Main).or_else(|| self.in_lane(these, Lane::Rows));
-        let groups: Vec<Axes> =
-            named.map(|axis| self.axes(axis)).into_iter().filter(|&axes| made(axes).is_some()).collect();
+        let groups: Vec<Axes> = named.map(|axis| self.axes(axis)).filter(|&axes| made(axes).is_some()).collect();
         let Some(cover) = cover(axes, &groups) else { panic!("no communicators of axes make up {axes:?}") };
         cover.into_iter().filter_map(|these| made(these).cloned()).collect()
     }

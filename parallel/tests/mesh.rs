@@ -96,6 +96,11 @@ fn sixteen_ranks_of_two_by_four_by_two_have_the_groups_megatron_gives_them() {
     // Axes join: the ranks of a stage.
     assert_eq!(mesh.members(13, mesh.axes(Axis::Tensor) | mesh.axes(Axis::Data)), (8..16).collect::<Vec<_>>());
     assert_eq!(mesh.place(13, mesh.axes(Axis::Tensor) | mesh.axes(Axis::Pipeline)).index, 3);
+    // Neighbours divide, and others have copies.
+    let mesh = Mesh::new(MeshSizes { copies: 2, ..mesh.sizes() }).unwrap();
+    let group = |axis| mesh.members(9, mesh.axes(axis));
+    assert_eq!([Axis::Shards, Axis::Copies, Axis::Data].map(group), [vec![9, 11], vec![9, 13], vec![9, 11, 13, 15]]);
+    assert!(Mesh::new(MeshSizes { copies: 3, ..mesh.sizes() }).is_err());
 }
 
 #[test]

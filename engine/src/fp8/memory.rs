@@ -30,14 +30,24 @@ pub enum WeightSource {
     Gathered(Tensor),
 }
 
-/// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer. The first microbatch's forward of each
-/// step makes the copies. They serve all products of the step.
+/// When the copies of a weight are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// In the first microbatch's forward of each step. They serve all products of the step.
+    OnceAStep,
+    /// In each forward and backward of the weight's layer, in memory that layers share.
+    ForEachUse,
+}
+
+/// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Param {
     /// How it multiplies.
     pub fp8: Fp8,
     /// The source of the copies.
     pub source: WeightSource,
+    /// When they are made.
+    pub made: Made,
     /// The index of its first scale among those of all weights.
     scales_start: usize,
     /// `(out, in)`, for the output.
@@ -54,11 +64,17 @@ pub struct Fp8Param {
 }
 
 impl Fp8Memory {
-    /// Allocates the memory of these parameters; nothing for those without 8-bit products.
+    /// Allocates the memory of these parameters; nothing for those without 8-bit products. `made` says of each when its
+    /// copies are made.
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn allocate(device: &Device, specs: &[ParamSpec], params: &[Param]) -> Result<Fp8Memory> {
+    pub(crate) fn allocate(
+        device: &Device,
+        specs: &[ParamSpec],
+        params: &[Param],
+        made: impl Fn(usize) -> Made,
+    ) -> Result<Fp8Memory> {
         let all: Vec<(&ParamSpec, Fp8)> = specs.iter().filter_map(|spec| Some((spec, spec.fp8?))).collect();
         let mut areas = Vec::new();
         let Some((_, first)) = all.first() else {
@@ -67,9 +83,9 @@ impl Fp8Memory {
         };
         let mut flat =
             |name, shape: &[usize], dtype| device.allocate_tensor(&mut areas, name, Shape::new(shape), dtype);
-        let weights: usize = all.iter().map(|(spec, _)| spec.shape.elements().next_multiple_of(ALIGNMENT)).sum();
-        let rows = flat("8-bit weights", &[weights], DType::F8E4M3)?;
-        let columns = flat("8-bit weights, transposed", &[weights], DType::F8E4M3)?;
+        let places = CopyPlaces::of(specs, made);
+        let rows = flat("8-bit weights", &[places.elements], DType::F8E4M3)?;
+        let columns = flat("8-bit weights, transposed", &[places.elements], DType::F8E4M3)?;
         let scales =
             all.iter().map(|(spec, fp8)| scale_elements(fp8.recipe, spec.shape.rows(), spec.shape.last())).sum();
         let weight_scales = flat("scales of 8-bit weights", &[scales], DType::F32)?;
@@ -81,8 +97,8 @@ impl Fp8Memory {
             false => None,
         };
         let counts = Fp8Counts::allocate(device, &mut areas, all.len())?;
-        let (mut index, mut start, mut scale_start) = (0, 0, 0);
-        let param = |(spec, param): (&ParamSpec, &Param)| {
+        let (mut index, mut scale_start) = (0, 0);
+        let param = |((spec, param), &(start, made)): ((&ParamSpec, &Param), &(usize, Made))| {
             let fp8 = spec.fp8?;
             let (out, input) = (spec.shape.rows(), spec.shape.last());
             let [rows_scale, columns_scale] = scales_of(fp8.recipe, &weight_scales, scale_start, out, input);
@@ -94,18 +110,25 @@ impl Fp8Memory {
                     (DType::Bf16, DType::F32) => WeightSource::Values(QuantizeSource::Rounded(param.weight)),
                     _ => WeightSource::Values(QuantizeSource::Stored(param.weight)),
                 },
+                made,
                 scales_start: scale_start,
-                rows: Fp8Matrix { values: rows.view(start, [out, input]), scale: rows_scale },
+                // What was gathered for a layer is there while the layer runs.
+                rows: match made {
+                    Made::ForEachUse if param.weight.dtype.is_fp8() => {
+                        Fp8Matrix { values: param.weight, scale: rows_scale }
+                    }
+                    _ => Fp8Matrix { values: rows.view(start, [out, input]), scale: rows_scale },
+                },
                 columns: Fp8Matrix { values: columns.view(start, [input, out]), scale: columns_scale },
                 input: scales.as_ref().map(|scales| scales.cell(2 * index)),
                 grad_output: scales.as_ref().map(|scales| scales.cell(2 * index + 1)),
                 counts: counts.of(index),
             };
-            (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
+            index += 1;
             scale_start += scale_elements(fp8.recipe, out, input);
             Some(param)
         };
-        let params = specs.iter().zip(params).map(param).collect();
+        let params = specs.iter().zip(params).zip(&places.starts).map(param).collect();
         Ok(Fp8Memory { params, scales, counts: Some(counts), weight_scales: Some(weight_scales), areas })
     }
 
@@ -119,6 +142,34 @@ impl Fp8Memory {
     /// Bytes of all of it.
     pub(crate) fn bytes(&self) -> usize {
         self.areas.iter().map(Area::bytes).sum()
+    }
+}
+
+/// The places of copies in the memory of all copies, in elements.
+struct CopyPlaces {
+    /// By parameter: the first element, and when the copy is made.
+    starts: Vec<(usize, Made)>,
+    elements: usize,
+}
+
+impl CopyPlaces {
+    /// Copies for the whole step come first. Behind them the layers share the memory of those for each use.
+    fn of(specs: &[ParamSpec], made: impl Fn(usize) -> Made) -> CopyPlaces {
+        let size = |spec: &ParamSpec| spec.fp8.map_or(0, |_| spec.shape.elements().next_multiple_of(ALIGNMENT));
+        let of_all = specs.iter().enumerate().map(|(index, spec)| (spec.layer, size(spec), made(index)));
+        let kept: usize = of_all.clone().filter(|of| of.2 == Made::OnceAStep).map(|of| of.1).sum();
+        let (mut starts, mut elements) = (Vec::with_capacity(specs.len()), kept);
+        let (mut end, mut shared, mut last) = (0, kept, None);
+        for (layer, size, made) in of_all {
+            if last.replace(layer) != Some(layer) {
+                shared = kept;
+            }
+            let next = if made == Made::OnceAStep { &mut end } else { &mut shared };
+            starts.push((*next, made));
+            *next += size;
+            elements = elements.max(shared);
+        }
+        CopyPlaces { starts, elements }
     }
 }
 

@@ -1,9 +1,9 @@
 //! The copies of a weight, and how its layer's input and output gradient are quantised.
 
-use device::ops::{Copy, MakeScale, Quantize, Scale, TransposeFp8};
+use device::ops::{Copy, Fp8Matrix, MakeScale, Quantize, Scale, TransposeFp8};
 use graph_manager::Result;
 
-use super::memory::{Fp8Param, WeightSource};
+use super::memory::{Fp8Param, Made, WeightSource};
 use super::operand::QuantizeAs;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -11,6 +11,11 @@ use crate::step_policy::StepContext;
 /// Whether a backward runs. Then the values of a forward are only recomputed.
 fn is_in_backward(cx: &StepContext<'_>) -> bool {
     cx.current_region().is_some_and(Region::is_backward)
+}
+
+/// Whether weights are used for the first time in a step.
+fn is_first_use(cx: &StepContext<'_>) -> bool {
+    cx.is_first_microbatch() && !is_in_backward(cx)
 }
 
 impl Fp8Param {
@@ -34,28 +39,45 @@ impl Fp8Param {
         }
     }
 
-    /// Makes the copies of the weight, if the step has not made them: in the first microbatch's forward. A backward that
-    /// recomputes its forward finds them made.
+    /// Makes the copies of the weight that the layer's output needs. Copies for the whole step are made in the first
+    /// microbatch's forward. A backward that recomputes its forward finds these made.
     ///
     /// # Errors
     /// Errors of the device.
     pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
-        if !cx.is_first_microbatch() || is_in_backward(cx) {
-            return Ok(());
+        match self.made {
+            Made::OnceAStep if is_first_use(cx) => self.make(cx, cx.mode().trains().then_some(self.columns)),
+            Made::OnceAStep => Ok(()),
+            Made::ForEachUse => self.make(cx, None),
         }
-        let columns = cx.mode().trains().then_some(self.columns);
+    }
+
+    /// Makes the copies of the weight that the input gradient needs, if they were not made for the whole step.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn make_copies_for_gradient(&self, cx: &StepContext<'_>) -> Result<()> {
+        match self.made {
+            Made::OnceAStep => Ok(()),
+            Made::ForEachUse => self.make(cx, Some(self.columns)),
+        }
+    }
+
+    fn make(&self, cx: &StepContext<'_>, columns: Option<Fp8Matrix>) -> Result<()> {
         let source = match self.source {
             WeightSource::Values(source) => source,
-            WeightSource::Gathered(gathered) => {
-                cx.run(Copy { input: gathered, output: self.rows.values })?;
-                return columns
-                    .map_or(Ok(()), |columns| cx.run(TransposeFp8 { input: gathered, output: columns.values }));
+            WeightSource::Gathered(input) => {
+                if input != self.rows.values {
+                    cx.run(Copy { input, output: self.rows.values })?;
+                }
+                return columns.map_or(Ok(()), |columns| cx.run(TransposeFp8 { input, output: columns.values }));
             }
         };
-        if let Scale::Tensor(scale) = self.rows.scale {
+        // A step changes weights at its end alone, so their scale stays.
+        if let (Scale::Tensor(scale), true) = (self.rows.scale, is_first_use(cx)) {
             cx.run(MakeScale { source, dtype: self.fp8.input(), scale, keep_known: false })?;
         }
         cx.run(Quantize { source, rows: Some(self.rows), columns, amax: None, sums: None, accumulate: false })?;
-        self.counts.weight.count(cx, source, self.rows)
+        if is_first_use(cx) { self.counts.weight.count(cx, source, self.rows) } else { Ok(()) }
     }
 }

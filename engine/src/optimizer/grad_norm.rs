@@ -1,5 +1,6 @@
 //! The gradient norm over all parameters of all ranks.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 use parallel::Axis;
 
-use crate::params::{ParamSpec, Params, TiedCopy};
+use crate::params::{Param, ParamSpec, Params, Sharding, TiedCopy};
 use crate::step_policy::StepContext;
 
 /// Sums the squares of all gradients, each counted on one rank.
@@ -25,15 +26,24 @@ impl GradNorm {
         let is_counted = |spec: &ParamSpec| !spec.frozen && spec.tied != Some(TiedCopy::Replica);
         let trained = || params.iter().enumerate().filter(|(_, (spec, _))| is_counted(spec));
         let elements = |index: usize| params.counted(index).iter().map(ExactSizeIterator::len).sum::<usize>();
-        let counted: Vec<Tensor> = match trained().all(|(index, (_, param))| param.owned.elements == elements(index)) {
+        // The padding of divided gradients may have values of other layers.
+        let is_whole = |(index, (spec, param)): (usize, (&ParamSpec, &Param))| {
+            param.owned.elements == elements(index) && spec.sharding < Sharding::Gradients
+        };
+        let counted: Vec<Tensor> = match trained().all(is_whole) {
             // Whole buckets, with their padding, are fewer tensors.
             true => {
                 let buckets = params.buckets().filter(|bucket| bucket.tied != Some(TiedCopy::Replica));
                 buckets.map(|bucket| bucket.owned_grads).collect()
             }
             false => {
-                let ranges = trained().filter_map(|(index, (_, param))| Some((param.grad?, params.counted(index))));
-                ranges.flat_map(|(grad, all)| all.into_iter().map(move |of| grad.view(of.start, [of.len()]))).collect()
+                let ranges = trained().flat_map(|(index, (_, param))| {
+                    let of = |range: Range<usize>| {
+                        Some(param.owned_grad?.view(range.start - param.owned.first, [range.len()]))
+                    };
+                    params.counted(index).into_iter().filter_map(of)
+                });
+                ranges.collect()
             }
         };
         let ranks = params.ranks();

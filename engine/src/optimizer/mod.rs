@@ -121,7 +121,7 @@ impl Optimizer {
                     whole_grad: param.grad?,
                     master: param.master,
                     weight: param.owned_weight,
-                    grad: param.owned_grad()?,
+                    grad: param.owned_grad?,
                     state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
                     weight_decay: group.weight_decay,
                     lr_multiplier: group.lr_multiplier,

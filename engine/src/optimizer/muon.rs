@@ -11,14 +11,15 @@
 //!    are zeros, so the sum is exact.
 //! 5. Each rank updates the weights that it owns.
 //!
+//! If ranks divide gradients, steps 2 to 4 are done for two layers at a time, in the buffers for whole gradients.
+//!
 //! Of an expert's matrix, data-parallel ranks are those that have it.
 
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use device::ops::{
-    Collective, CollectiveKind, Corner, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum,
+    Collective, CollectiveKind, Copy, Corner, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum,
     RuleState, ScaleBlock, StateValues,
 };
 use device::{Communicator, DType, Tensor};
@@ -28,7 +29,7 @@ use parallel::{Axes, Axis, Place, Ranks};
 use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
 use super::newton_schulz::{cost, orthogonalize};
 use super::parts::parts;
-use crate::params::{BucketMemory, ParamSpec, Params};
+use crate::params::{BucketMemory, ParamSpec, Params, Sharding};
 use crate::step_policy::StepContext;
 
 /// Muon (Jordan, 2024), for the weights of linear layers in blocks. Queries, keys and values are matrices of their own, and so
@@ -80,20 +81,21 @@ impl UpdateRule for Muon {
         };
         let momenta: Vec<NesterovMomentum> = parts.iter().map(momentum).collect();
         let steps: Vec<DecayedStep> = parts.iter().map(step).collect();
-        let matrices = assigned(updates.iter().flat_map(|update| matrices(update, ranks)).collect(), ranks);
-        let exchange = Exchange::new(&updates, params);
+        let rounds = rounds(&updates, params);
         let (muon, tensor_parallel) = (*self, ranks.along(Axis::Tensor).cloned());
         Box::new(move |cx| {
             momenta.iter().try_for_each(|momentum| cx.run(momentum.clone()))?;
-            exchange.gather(cx)?;
-            for (matrix, is_ours) in &matrices {
-                if *is_ours {
-                    muon.orthogonalize(cx, matrix, tensor_parallel.as_ref())?;
-                } else {
-                    cx.run(Fill { output: matrix.stored, value: 0.0 })?;
+            for Round { exchanged, matrices } in &rounds {
+                exchanged.iter().try_for_each(|bucket| bucket.gather(cx))?;
+                for (matrix, is_ours) in matrices {
+                    if *is_ours {
+                        muon.orthogonalize(cx, matrix, tensor_parallel.as_ref())?;
+                    } else {
+                        cx.run(Fill { output: matrix.stored, value: 0.0 })?;
+                    }
                 }
+                exchanged.iter().try_for_each(|bucket| bucket.sum(cx))?;
             }
-            exchange.sum(cx)?;
             steps.iter().try_for_each(|step| cx.run(step.clone()))
         })
     }
@@ -208,50 +210,95 @@ fn assigned(matrices: Vec<Matrix>, ranks: &Ranks) -> Vec<(Matrix, bool)> {
     matrices.into_iter().zip(is_ours).collect()
 }
 
-/// The values that ranks with the same matrices send each other: all of `main_grad` in the buckets that have matrices.
-struct Exchange {
-    buckets: Arc<[Exchanged]>,
+/// Buckets whose directions are whole at the same time, and their matrices, each with whether this rank makes it
+/// orthogonal. There is one round, or, if ranks divide gradients, one for every two layers: these have the buffers for
+/// whole gradients.
+struct Round {
+    exchanged: Vec<Exchanged>,
+    matrices: Vec<(Matrix, bool)>,
 }
 
-/// A bucket that ranks exchange.
-#[derive(Clone)]
+fn rounds(updates: &[ParamUpdate], params: &Params) -> Vec<Round> {
+    let ranks = params.ranks();
+    // Each has its buckets, and the indices of updates.
+    let mut all: Vec<(Vec<BucketMemory>, Vec<usize>)> = Vec::new();
+    for bucket in params.buckets() {
+        let members: Vec<usize> = (0..updates.len()).filter(|&index| has(&bucket, &updates[index])).collect();
+        if members.is_empty() {
+            continue;
+        }
+        let range = bucket.grads.range();
+        let meets = |other: &BucketMemory| {
+            let other = other.grads.range();
+            range.start < other.end && other.start < range.end
+        };
+        match all.last_mut().filter(|(others, _)| !others.iter().any(meets)) {
+            Some((buckets, indices)) => {
+                buckets.push(bucket);
+                indices.extend(members);
+            }
+            None => all.push((vec![bucket], members)),
+        }
+    }
+    let round = |(buckets, mut indices): (Vec<BucketMemory>, Vec<usize>)| {
+        indices.sort_unstable();
+        let matrices = indices.into_iter().flat_map(|index| matrices(&updates[index], ranks)).collect();
+        let exchanged = buckets.iter().map(|bucket| Exchanged::new(bucket, ranks)).collect();
+        Round { exchanged, matrices: assigned(matrices, ranks) }
+    };
+    all.into_iter().map(round).collect()
+}
+
+/// Whether a parameter is in a bucket. Layers that take turns have the same memory.
+fn has(bucket: &BucketMemory, update: &ParamUpdate) -> bool {
+    let is_layer = bucket.sharding < Sharding::Gradients || bucket.layer == update.spec.layer;
+    is_layer && bucket.grads.range().contains(&update.whole_grad.address)
+}
+
+/// A bucket that ranks with the same matrices exchange: all of its range of `main_grad`.
 struct Exchanged {
-    group: Rc<dyn Communicator>,
+    /// The ranks that divide it; `None` if each has all.
+    divided: Option<Rc<dyn Communicator>>,
+    /// The ranks that have the same part.
+    others: Vec<Rc<dyn Communicator>>,
     whole: Tensor,
     /// This rank's part: all of it unless the optimizer is distributed.
     part: Tensor,
 }
 
-impl Exchange {
-    fn new(updates: &[ParamUpdate], params: &Params) -> Exchange {
-        let has_matrix = |bucket: &BucketMemory| {
-            let end = bucket.grads.address + bucket.grads.bytes() as u64;
-            updates.iter().any(|update| (bucket.grads.address..end).contains(&update.whole_grad.address))
+impl Exchanged {
+    fn new(bucket: &BucketMemory, ranks: &Ranks) -> Exchanged {
+        let divided = ranks.over(bucket.rest).cloned();
+        let others = match divided {
+            Some(_) => ranks.chain(bucket.sums - bucket.rest),
+            None => ranks.over(bucket.sums).cloned().into_iter().collect(),
         };
-        let exchanged = |bucket: BucketMemory| {
-            let group = params.ranks().over(bucket.sums)?.clone();
-            Some(Exchanged { group, whole: bucket.grads, part: bucket.owned_grads })
-        };
-        Exchange { buckets: params.buckets().filter(has_matrix).filter_map(exchanged).collect() }
+        Exchanged { divided, others, whole: bucket.grads, part: bucket.owned_grads }
     }
 
     /// Every rank receives the directions that the others made.
-    fn gather(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        let divided = self.buckets.iter().filter(|bucket| bucket.part.elements() < bucket.whole.elements());
-        divided.cloned().try_for_each(|Exchanged { group, whole, part }| {
-            let kind = CollectiveKind::AllGather;
-            cx.run(Collective { kind, communicator: group, input: part, output: whole })
-        })
+    fn gather(&self, cx: &StepContext<'_>) -> Result<()> {
+        let (input, output) = (self.part, self.whole);
+        match self.divided.clone() {
+            Some(communicator) => cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input, output }),
+            None if input.address != output.address => cx.run(Copy { input, output }),
+            None => Ok(()),
+        }
     }
 
     /// Every rank receives the orthogonal directions of the elements that it updates.
-    fn sum(&self, cx: &mut StepContext<'_>) -> Result<()> {
-        self.buckets.iter().cloned().try_for_each(|Exchanged { group, whole, part }| {
-            let kind = match part.elements() < whole.elements() {
-                true => CollectiveKind::ReduceScatterSum,
-                false => CollectiveKind::AllReduceSum,
-            };
-            cx.run(Collective { kind, communicator: group, input: whole, output: part })
-        })
+    fn sum(&self, cx: &StepContext<'_>) -> Result<()> {
+        let (input, output) = (self.whole, self.part);
+        match self.divided.clone() {
+            Some(communicator) => {
+                cx.run(Collective { kind: CollectiveKind::ReduceScatterSum, communicator, input, output })?;
+            }
+            None if input.address != output.address => cx.run(Copy { input, output })?,
+            None => {}
+        }
+        let sum = |group: &Rc<dyn Communicator>| {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), output))
+        };
+        self.others.iter().try_for_each(sum)
     }
 }

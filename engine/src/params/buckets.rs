@@ -6,32 +6,46 @@ use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{DType, Tensor};
 use parallel::Axes;
 
-use super::flat_layout::{ALIGNMENT, Bucket, ParamOffsets, part_of};
-use super::weight_memory::{Home, WeightMemory};
+use super::flat_layout::{ALIGNMENT, Bucket, part_of};
+use super::sharding::Sharding;
+use super::weight_memory::Home;
 use super::{Params, TiedCopy, grads_of, of_home};
 use crate::fp8::Fp8Param;
 
-/// A bucket in memory. Its gradients are reduced, and its weights gathered, at once.
+/// A bucket in memory. Its gradients are reduced at once.
 #[derive(Clone, Debug)]
 pub struct BucketMemory {
     /// The first layer with parameters in it.
     pub layer: usize,
     /// The bucket's range of `main_grad`, f32 or bf16, flat.
     pub grads: Tensor,
-    /// The weights that layers read, flat.
-    pub weights: Tensor,
-    /// The part of them that this rank updates; flat.
-    pub owned_weights: Tensor,
-    /// Set if this rank quantises its part before it is gathered.
-    pub quantized: Option<QuantizedPart>,
     /// The ranks over which its gradients are summed.
     pub sums: Axes,
     /// The ranks among them that divide masters and state.
     pub rest: Axes,
-    /// The gradients that this rank updates: a part of `grads`, flat.
+    /// What these divide. If that is gradients, `grads` has those of one microbatch.
+    pub sharding: Sharding,
+    /// The gradients that this rank updates, flat: a part of `grads` unless ranks divide gradients.
     pub owned_grads: Tensor,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
+}
+
+/// Weights of which each rank has a part of its own, and that are gathered at once.
+#[derive(Clone, Debug)]
+pub struct PartedWeights {
+    /// The first layer with parameters in them.
+    pub layer: usize,
+    /// The weights that layers read, flat.
+    pub weights: Tensor,
+    /// This rank's part of them, flat.
+    pub owned: Tensor,
+    /// Set if this rank quantises its part before it is gathered.
+    pub quantized: Option<QuantizedPart>,
+    /// The ranks that have parts.
+    pub rest: Axes,
+    /// What these divide. If that is weights, the whole ones are there while the layer runs.
+    pub sharding: Sharding,
 }
 
 /// A range of `main_grad` that ranks compute in parts: partial sums.
@@ -67,35 +81,40 @@ impl Params {
     /// The buckets, in the order backward completes them: from the last layer to the first.
     pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
         let memory = |bucket: &Bucket| {
-            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
-            let (weights, owned_weights) = match bucket.home.memory {
-                WeightMemory::Kept(_) => {
-                    let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
-                    (weights, part_of(part, weights))
-                }
-                WeightMemory::Frozen(_) => unreachable!("a frozen parameter is in no bucket"),
-                WeightMemory::Passing(_) => {
-                    let count = part.count;
-                    let owned = of_memory.weights.view(bucket.weights_start / count, [bucket.elements / count]);
-                    (of_memory.passing[bucket.buffer].view(0, [bucket.elements]), owned)
-                }
-            };
-            let grads = grads_of(self.grads, &self.layout, bucket.home.grads).view(bucket.start, [bucket.elements]);
-            let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
-            let &Bucket { layer, sums, home: Home { rest, .. }, tied, .. } = bucket;
-            let owned_grads = part_of(part, grads);
-            BucketMemory { layer, grads, weights, owned_weights, quantized, sums, rest, owned_grads, tied }
+            let all_grads = grads_of(self.grads, &self.layout, bucket.home.grads);
+            let grads = all_grads.view(bucket.start, [bucket.elements]);
+            let owned_grads = all_grads.view(bucket.part_start, [bucket.elements / bucket.part.count]);
+            let &Bucket { layer, sums, home: Home { rest, sharding, .. }, tied, .. } = bucket;
+            BucketMemory { layer, grads, sums, rest, sharding, owned_grads, tied }
         };
         self.layout.buckets.iter().map(memory)
     }
 
+    /// The weights of which ranks have parts, in the order of the buckets, frozen ones last.
+    pub fn parted_weights(&self) -> impl Iterator<Item = PartedWeights> {
+        let memory = |bucket: &Bucket| {
+            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
+            let (weights, owned) = match bucket.home.memory.is_gathered() {
+                false => {
+                    let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
+                    (weights, part_of(part, weights))
+                }
+                true => {
+                    let count = part.count;
+                    let owned = of_memory.weights.view(bucket.weights_start / count, [bucket.elements / count]);
+                    (of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]), owned)
+                }
+            };
+            let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
+            let &Bucket { layer, home: Home { rest, sharding, .. }, .. } = bucket;
+            PartedWeights { layer, weights, owned, quantized, rest, sharding }
+        };
+        self.layout.buckets.iter().chain(&self.layout.frozen).filter(|bucket| bucket.part.has_others()).map(memory)
+    }
+
     /// This rank's part of a bucket with weights that are gathered in 8 bits.
     fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
-        let grads = bucket.start..bucket.start + bucket.elements;
-        let is_member = |place: &ParamOffsets| {
-            place.home.grads == bucket.home.grads && place.grad.is_some_and(|grad| grads.contains(&grad))
-        };
-        let members = self.params.iter().zip(&self.layout.params).filter(|(_, place)| is_member(place));
+        let members = self.params.iter().zip(&self.layout.params).filter(|(_, place)| bucket.has(place));
         let weights: Vec<OwnedQuantized> = members
             .filter_map(|(param, place)| {
                 let fp8 = param.fp8?;

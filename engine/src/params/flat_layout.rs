@@ -7,6 +7,7 @@ use std::ops::Range;
 use device::{DType, Tensor};
 use parallel::{Axes, Place, Ranks};
 
+use super::sharding::Sharding;
 use super::spec::{ParamSpec, TiedCopy};
 use super::weight_memory::{Home, WeightMemory};
 
@@ -25,8 +26,11 @@ pub struct Bucket {
     /// The first layer with parameters in it. That layer's backward completes the bucket, and its forward is the first to
     /// read it.
     pub layer: usize,
-    /// The first element of its gradient among the gradients of one type.
+    /// The first element of its whole gradient among the gradients of one type. If ranks divide gradients it is in a
+    /// buffer that layers take turns in.
     pub start: usize,
+    /// The first element of the gradient that this rank keeps, there too.
+    pub part_start: usize,
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
     /// The memory of its weights, and the ranks that divide its masters and state.
@@ -37,8 +41,9 @@ pub struct Bucket {
     pub weights_start: usize,
     /// The ranks over which its gradients are summed: those that have other tokens.
     pub sums: Axes,
-    /// For [`WeightMemory::Passing`]: the buffer, of [`PASSING_BUFFERS`], that gathers the whole weights.
-    pub buffer: usize,
+    /// Its place in the buffers that layers take turns in: for [`WeightMemory::Gathered`] of the whole weights, and if
+    /// ranks divide gradients of whole gradients.
+    pub turn: Turn,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
     /// A step gathers its weights before its first use of them.
@@ -68,6 +73,15 @@ impl OwnedRange {
     }
 }
 
+/// A place in one of the [`TURNS`] buffers that layers take turns in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// The buffer.
+    pub buffer: usize,
+    /// The first element in it.
+    pub start: usize,
+}
+
 /// The place of one parameter, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
@@ -75,20 +89,22 @@ pub struct ParamOffsets {
     pub home: Home,
     /// Among the gradients of its type; `None` if it is frozen.
     pub grad: Option<usize>,
-    /// In the weights of its memory. For [`WeightMemory::Passing`] in the buffer `buffer`.
-    pub weight: usize,
-    /// The buffer of its bucket.
-    pub buffer: usize,
+    /// Among all parameters of its memory.
+    pub flat: usize,
+    /// For [`WeightMemory::Gathered`]: in the buffers that layers take turns in.
+    pub turn: Turn,
     /// The elements that are updated here.
     pub owned: OwnedRange,
     /// The first of these in the master weights of its memory.
     pub master: usize,
+    /// The first of their gradients, among those of its type.
+    pub owned_grad: usize,
     /// A step gathers the elements of other ranks before its first use of them.
     pub is_gathered: bool,
 }
 
-/// The number of buffers that passing weights take turns in: one is gathered while the one before is read.
-pub(crate) const PASSING_BUFFERS: usize = 2;
+/// The number of buffers that layers take turns in: one is filled while the one before is read.
+pub(crate) const TURNS: usize = 2;
 
 /// The flat layout of parameters.
 #[derive(Clone, Debug)]
@@ -97,6 +113,8 @@ pub struct FlatLayout {
     pub params: Vec<ParamOffsets>,
     /// In the order backward completes them: from the last layer to the first.
     pub buckets: Vec<Bucket>,
+    /// Those of frozen parameters that ranks divide. They have no gradients.
+    pub frozen: Vec<Bucket>,
     /// Elements of all parameters with gradients in f32, with padding.
     pub f32_gradients: usize,
     /// Elements of all parameters with gradients in bf16, with padding.
@@ -108,12 +126,17 @@ pub struct FlatLayout {
 impl FlatLayout {
     /// Lays out parameters that are declared in layer order, in buckets of at least `bucket_bytes` of f32. The weights of a
     /// bucket have one memory, and its gradients are summed over the same ranks. Parameters with the same memory are
-    /// neighbours, in order of declaration. Frozen parameters are in no bucket.
+    /// neighbours, in order of declaration. Frozen parameters that are whole are in no bucket.
     pub fn new(specs: &[ParamSpec], bucket_bytes: usize, ranks: &Ranks) -> FlatLayout {
-        let mut layout =
-            FlatLayout { params: vec![], buckets: vec![], f32_gradients: 0, bf16_gradients: 0, by_home: vec![] };
-        let first_layer = specs.iter().map(|spec| spec.layer).min().unwrap_or(0);
-        let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, first_layer, ranks)).collect();
+        let mut layout = FlatLayout {
+            params: vec![],
+            buckets: vec![],
+            frozen: vec![],
+            f32_gradients: 0,
+            bf16_gradients: 0,
+            by_home: vec![],
+        };
+        let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, ranks)).collect();
         for home in &homes {
             if !layout.by_home.iter().any(|(known, _)| known == home) {
                 layout.by_home.push((*home, 0));
@@ -128,23 +151,43 @@ impl FlatLayout {
                 members.iter().for_each(|&index| places[index] = Some(layout.add_frozen(kind, &specs[index])));
                 continue;
             }
-            for (number, bucket) in buckets_of(specs, &members, bucket_bytes, ranks).into_iter().enumerate() {
-                // The first layer's bucket is gathered at the end of a step.
-                let is_gathered = part.has_others() && specs[bucket[0]].layer > first_layer;
+            let by_layer = home.sharding >= Sharding::Gradients;
+            let (is_frozen, divides_gradients) = (home.memory.is_frozen(), by_layer && !home.memory.is_frozen());
+            let buckets = buckets_of(specs, &members, if by_layer { 0 } else { bucket_bytes }, ranks);
+            let layers: Vec<LayerPart> = buckets.iter().map(|bucket| LayerPart::of(specs, bucket, part)).collect();
+            let turns = turns(&layers);
+            let kept: usize = layers.iter().map(|of| of.elements / part.count).sum();
+            let in_turns = turns.iter().zip(&layers).map(|(turn, of)| turn.start + of.elements).max().unwrap_or(0);
+            let first = *layout.end(home.grads);
+            let mut part_start = first;
+            for ((bucket, turn), LayerPart { layer, elements }) in buckets.into_iter().zip(turns).zip(layers) {
+                let start = match divides_gradients {
+                    true => first + kept + turn.buffer * in_turns + turn.start,
+                    false => *layout.end(home.grads),
+                };
+                if !divides_gradients && !is_frozen {
+                    part_start = start + part.index * (elements / part.count);
+                    *layout.end(home.grads) += elements;
+                }
                 let made = Bucket {
-                    is_gathered,
-                    layer: specs[bucket[0]].layer,
+                    is_gathered: part.has_others(),
+                    layer,
                     tied: specs[bucket[0]].tied,
                     sums: specs[bucket[0]].spread.sums(ranks),
                     home,
                     part,
-                    buffer: number % PASSING_BUFFERS,
-                    start: *layout.end(home.grads),
-                    elements: 0,
+                    turn,
+                    start,
+                    part_start,
+                    elements,
                     weights_start: layout.by_home[kind].1,
                 };
                 layout.add_bucket(specs, bucket, made, &mut places);
-                layout.by_home[kind].1 = *layout.end(home.grads) - made.start + made.weights_start;
+                layout.by_home[kind].1 += elements;
+                part_start += elements / part.count;
+            }
+            if divides_gradients {
+                *layout.end(home.grads) = first + kept + TURNS * in_turns;
             }
         }
         layout.params = places.into_iter().flatten().collect();
@@ -160,13 +203,13 @@ impl FlatLayout {
 
     fn add_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
         let (home, end) = &mut self.by_home[kind];
-        let weight = *end;
+        let flat = *end;
         *end += aligned_elements(spec);
-        let owned = OwnedRange::default();
-        ParamOffsets { home: *home, grad: None, weight, buffer: 0, owned, master: 0, is_gathered: false }
+        let (turn, owned) = (Turn::default(), OwnedRange::default());
+        ParamOffsets { home: *home, grad: None, flat, turn, owned, master: 0, owned_grad: 0, is_gathered: false }
     }
 
-    /// Adds a bucket without elements, and gives it those of its members.
+    /// Adds a bucket with the places of its members.
     fn add_bucket(
         &mut self,
         specs: &[ParamSpec],
@@ -174,46 +217,78 @@ impl FlatLayout {
         bucket: Bucket,
         places: &mut [Option<ParamOffsets>],
     ) {
-        let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
-        let bucket = Bucket { elements: elements.next_multiple_of(ALIGNMENT * bucket.part.count), ..bucket };
-        *self.end(bucket.home.grads) += bucket.elements;
-        let mut grad = bucket.start;
+        let mut at = 0;
         for &index in members {
-            places[index] = Some(bucket.offsets_of(grad, specs[index].shape.elements()));
-            grad += aligned_elements(&specs[index]);
+            places[index] = Some(bucket.offsets_of(at, specs[index].shape.elements()));
+            at += aligned_elements(&specs[index]);
         }
-        self.buckets.push(bucket);
+        if bucket.home.memory.is_frozen() { self.frozen.push(bucket) } else { self.buckets.push(bucket) }
     }
 }
 
 impl Bucket {
-    /// The offsets of a parameter that begins at `grad` in `main_grad`.
-    fn offsets_of(&self, grad: usize, elements: usize) -> ParamOffsets {
+    /// Whether a parameter there is a member.
+    pub(super) fn has(&self, place: &ParamOffsets) -> bool {
+        let flat = self.weights_start..self.weights_start + self.elements;
+        place.home == self.home && flat.contains(&place.flat)
+    }
+
+    /// The offsets of a parameter that begins at the element `at` of the bucket.
+    fn offsets_of(&self, at: usize, elements: usize) -> ParamOffsets {
         let Place { index, count } = self.part;
         let part = self.elements / count;
-        let part_start = self.start + index * part;
-        let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
-        let weight = match self.home.memory {
-            WeightMemory::Kept(_) => self.weights_start + grad - self.start,
-            WeightMemory::Passing(_) | WeightMemory::Frozen(_) => grad - self.start,
-        };
+        let own = index * part..(index + 1) * part;
+        let (first, end) = (at.max(own.start), (at + elements).min(own.end));
         let place = ParamOffsets {
             home: self.home,
-            grad: Some(grad),
-            weight,
-            buffer: self.buffer,
+            grad: (!self.home.memory.is_frozen()).then_some(self.start + at),
+            flat: self.weights_start + at,
+            turn: Turn { start: self.turn.start + at, ..self.turn },
             owned: OwnedRange::default(),
             master: 0,
+            owned_grad: 0,
             is_gathered: self.is_gathered,
         };
         if first >= end {
             return place;
         }
-        let owned = OwnedRange { first: first - grad, elements: end - first };
-        // This rank's parts of the earlier buckets come first.
-        let master = self.weights_start / count + first - part_start;
-        ParamOffsets { owned, master, ..place }
+        let in_part = first - own.start;
+        ParamOffsets {
+            owned: OwnedRange { first: first - at, elements: end - first },
+            // This rank's parts of the earlier buckets come first.
+            master: self.weights_start / count + in_part,
+            owned_grad: self.part_start + in_part,
+            ..place
+        }
     }
+}
+
+/// A bucket's layer, and its elements with padding.
+struct LayerPart {
+    layer: usize,
+    elements: usize,
+}
+
+impl LayerPart {
+    /// Of a bucket with these members, of which ranks have such parts.
+    fn of(specs: &[ParamSpec], members: &[usize], part: Place) -> LayerPart {
+        let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
+        LayerPart { layer: specs[members[0]].layer, elements: elements.next_multiple_of(ALIGNMENT * part.count) }
+    }
+}
+
+/// The places of buckets in the buffers that layers take turns in. A layer's buckets are neighbours in one buffer.
+fn turns(buckets: &[LayerPart]) -> Vec<Turn> {
+    let (mut number, mut end) = (0, 0);
+    let mut turns = Vec::with_capacity(buckets.len());
+    for (at, LayerPart { layer, elements }) in buckets.iter().enumerate() {
+        if at > 0 && buckets[at - 1].layer != *layer {
+            (number, end) = (number + 1, 0);
+        }
+        turns.push(Turn { buffer: number % TURNS, start: end });
+        end += elements;
+    }
+    turns
 }
 
 /// The parameters of each bucket, of `members` in order of declaration. Layer 0 has a bucket of its own: with tied
@@ -277,14 +352,16 @@ mod tests {
     #[test]
     fn every_element_of_every_parameter_is_owned_by_one_rank_and_has_one_place() {
         let mut specs = specs(&[(0, &[1000]), (1, &[7, 300, 64]), (2, &[63, 65]), (4, &[1, 2, 5000])]);
-        for mixed in [false, true] {
+        for (mixed, sharding) in [(false, Sharding::State), (true, Sharding::State), (true, Sharding::Weights)] {
             if mixed {
                 [1, 2, 5].into_iter().for_each(|index| specs[index].dtype = DType::Bf16);
             }
+            specs.iter_mut().skip(1).for_each(|spec| spec.sharding = sharding);
             for (ranks, bucket_bytes) in [1, 2, 3, 8].into_iter().flat_map(|r| [0, 1500, usize::MAX].map(|b| (r, b))) {
                 let mut owners: Vec<Vec<usize>> = specs.iter().map(|spec| vec![0; spec.shape.elements()]).collect();
                 for rank in 0..ranks {
                     let layout = divided(&specs, bucket_bytes, rank, ranks);
+                    let mut gradients = vec![0; layout.f32_gradients];
                     let mut weights: Vec<_> = layout.by_home.iter().map(|(home, all)| (*home, vec![0; *all])).collect();
                     let mut masters = weights.clone();
                     masters.iter_mut().for_each(|(_, all)| all.truncate(all.len() / ranks));
@@ -295,12 +372,16 @@ mod tests {
                         };
                         let OwnedRange { first, elements } = place.owned;
                         owners[first..][..elements].iter_mut().for_each(|count| *count += 1);
-                        count(&mut weights, place.weight, owners.len());
+                        count(&mut weights, place.flat, owners.len());
                         count(&mut masters, place.master, elements);
-                        let aligned = [place.master, first, place.weight].iter().all(|at| at.is_multiple_of(ALIGNMENT));
+                        gradients[place.owned_grad..][..elements].iter_mut().for_each(|count| *count += 1);
+                        let aligned = [place.master, first, place.flat, place.owned_grad]
+                            .iter()
+                            .all(|at| at.is_multiple_of(ALIGNMENT));
                         assert!(aligned, "{place:?}");
                     }
                     let once = |(_, all): &(Home, Vec<usize>)| all.iter().all(|&count| count <= 1);
+                    assert!(gradients.iter().all(|&count| count <= 1), "two gradients lie in one place");
                     assert!(weights.iter().chain(&masters).all(once), "two elements lie in one place");
                 }
                 assert!(owners.iter().flatten().all(|&count| count == 1), "{ranks} ranks, {bucket_bytes} bytes");
@@ -351,21 +432,39 @@ mod tests {
     }
 
     #[test]
-    fn passing_weights_take_turns_in_two_buffers_and_those_of_the_first_layer_stay() {
+    fn gathered_weights_take_turns_in_two_buffers() {
         let mut specs = specs(&[(3, &[1000, 10]), (4, &[1000, 10]), (5, &[1000, 10]), (6, &[1000, 10])]);
         for spec in &mut specs {
             spec.dtype = DType::Bf16;
             spec.fp8 = (spec.shape.elements() == 1000).then(Fp8::default);
         }
-        let (kept, passing) = (WeightMemory::Kept(DType::Bf16), WeightMemory::Passing(DType::Bf16));
+        let (kept, gathered) = (WeightMemory::Kept(DType::Bf16), WeightMemory::Gathered(DType::Bf16));
         let divided = divided(&specs, 1000, 1, 2);
         let buckets: Vec<_> = divided.buckets.iter().map(|b| (b.layer, b.home.memory, b.elements)).collect();
-        let all = [(6, passing, 1024), (5, passing, 1024), (4, passing, 1024), (3, kept, 1280)];
+        let all = [(6, gathered, 1024), (5, gathered, 1024), (4, gathered, 1024), (3, kept, 256), (3, gathered, 1024)];
         assert_eq!(buckets, all);
-        let places: Vec<_> = [2, 4, 6].map(|index| (divided.params[index].buffer, divided.params[index].weight)).into();
-        assert_eq!(places, [(0, 0), (1, 0), (0, 0)]);
+        let turns: Vec<_> = [0, 2, 4, 6].map(|index| divided.params[index].turn).into();
+        assert_eq!(turns, [0, 1, 0, 1].map(|buffer| Turn { buffer, start: 0 }));
         let whole = FlatLayout::new(&specs, 1000, &Ranks::alone());
         let masters = WeightMemory::Kept(DType::F32);
         assert!(whole.params.iter().step_by(2).all(|place| place.home.memory == masters), "{:?}", whole.params);
+    }
+
+    #[test]
+    fn divided_gradients_have_two_buffers_for_whole_layers_and_parts_of_all() {
+        let mut specs = specs(&[(0, &[256]), (1, &[100, 300]), (2, &[100]), (3, &[100]), (4, &[128])]);
+        specs[1..5].iter_mut().for_each(|spec| spec.sharding = Sharding::Gradients);
+        for rank in 0..2 {
+            let layout = divided(&specs, usize::MAX, rank, 2);
+            // Whole ones of 256 and 128 elements; parts of 256, 64 and 64; two buffers of 512.
+            assert_eq!(layout.f32_gradients, 384 + 384 + 1024);
+            let of = |layer: usize| *layout.buckets.iter().find(|bucket| bucket.layer == layer).unwrap();
+            let places = [1, 2, 3].map(|layer| (of(layer).start, of(layer).part_start));
+            assert_eq!(places, [(768, 384), (1280, 640), (768, 704)]);
+            // Of the 512 elements of layer 1, those of its second parameter from 128 on.
+            let place = layout.params[2];
+            let owned = [OwnedRange { first: 0, elements: 128 }, OwnedRange { first: 128, elements: 172 }][rank];
+            assert_eq!((place.grad, place.owned, place.owned_grad), (Some(896), owned, [512, 384][rank]));
+        }
     }
 }

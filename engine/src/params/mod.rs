@@ -3,6 +3,7 @@
 mod buckets;
 mod flat_layout;
 mod masters;
+mod sharding;
 mod slab;
 mod spec;
 mod spread;
@@ -19,12 +20,13 @@ use parallel::{Axes, Place, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
-pub use buckets::{BucketMemory, OwnedQuantized, PartialRange, QuantizedPart};
+pub use buckets::{BucketMemory, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart};
 pub use flat_layout::OwnedRange;
 pub(crate) use flat_layout::{ALIGNMENT, part_of};
-use flat_layout::{FlatLayout, PASSING_BUFFERS, ParamOffsets};
+use flat_layout::{FlatLayout, ParamOffsets, TURNS};
 pub use masters::MasterForm;
 use masters::{rounded, upload_masters};
+pub use sharding::Sharding;
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use spread::{Cut, Part, Spread};
@@ -34,9 +36,9 @@ use weight_memory::{Home, WeightMemory};
 /// A parameter in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
-    /// The weights that layers read, in the parameter's shape. With a distributed optimizer the elements of other ranks are
-    /// gathered by the next step's forward. Until then only the owned ones are current, and of 8-bit parameters none: they
-    /// pass through here while their copies are made.
+    /// The weights that layers read, in the parameter's shape. If ranks divide master weights the elements of other
+    /// ranks are gathered by the next step's forward. Until then only the owned ones are current. Of weights that
+    /// layers take turns to gather none are, but while their layer runs.
     pub weight: Tensor,
     /// The master weights, f32, or u16 if [`MasterForm`] says so. For an f32 parameter they are the same memory as `weight`;
     /// for an 8-bit one too, unless several ranks divide them. They have the parameter's shape, or with a distributed
@@ -45,8 +47,11 @@ pub struct Param {
     /// The owned elements in the type that layers read, flat, rewritten by each update; `None` if `master` has that
     /// type, or if they are quantised before they are gathered.
     pub owned_weight: Option<Tensor>,
-    /// `main_grad`, f32 or bf16, in the parameter's shape; `None` if it is frozen.
+    /// `main_grad`, f32 or bf16, in the parameter's shape; `None` if it is frozen. If ranks divide gradients these are
+    /// those of a microbatch, until the next layer of the same turn computes its own.
     pub grad: Option<Tensor>,
+    /// The gradients of the elements that this rank updates, flat; `None` if it is frozen.
+    pub owned_grad: Option<Tensor>,
     /// The elements that this rank updates; none of a frozen parameter.
     pub owned: OwnedRange,
     /// Set if its products have 8-bit factors.
@@ -60,16 +65,6 @@ impl Param {
     /// Errors of the device.
     pub fn master_values(&self, device: &Device) -> Result<Vec<f32>> {
         masters::download(device, &self.master, self.owned_weight)
-    }
-
-    /// The gradients of the elements that this rank updates, flat; `None` if it is frozen.
-    pub fn owned_grad(&self) -> Option<Tensor> {
-        self.grad.map(|grad| self.owned_of(grad))
-    }
-
-    /// The elements that this rank updates, of a tensor with all of the parameter's elements; flat.
-    pub fn owned_of(&self, whole: Tensor) -> Tensor {
-        whole.view(self.owned.first, [self.owned.elements])
     }
 }
 
@@ -96,13 +91,13 @@ pub struct Params {
 /// The weights of one [`Home`].
 struct Weights {
     home: Home,
-    /// Flat. All of them, or of passing weights the owned part.
+    /// Flat. All of them, or of gathered weights the owned part.
     weights: Tensor,
     /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and
     /// for frozen weights.
     masters: Option<Tensor>,
-    /// Of passing weights: the buffers that gather whole buckets, each as large as the largest bucket.
-    passing: Vec<Tensor>,
+    /// Of gathered weights: the buffers that layers take turns in, each as large as the largest layer.
+    turns: Vec<Tensor>,
 }
 
 impl Params {
@@ -223,10 +218,10 @@ impl Params {
         };
         let memory = self.layout.params[index].home.memory;
         let parts = match (self.layout.params[index].is_gathered, memory) {
-            (true, _) | (_, WeightMemory::Passing(_)) => vec![own],
+            (true, _) => vec![own],
             (_, WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(_)) => vec![of_weight(0..all)],
             // Masters are of the owned part alone.
-            (_, WeightMemory::Kept(_)) => vec![of_weight(0..owned.start), own, of_weight(owned.end..all)],
+            _ => vec![of_weight(0..owned.start), own, of_weight(owned.end..all)],
         };
         parts.into_iter().filter(|part| !part.stored.is_empty()).collect()
     }
@@ -267,30 +262,33 @@ impl Params {
             let shape =
                 if ranks.place(place.home.rest).has_others() { Shape::new(&[owned.elements]) } else { spec.shape };
             let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
-            let grad = place.grad.map(|grad| grads_of(grads, &layout, place.home.grads).view(grad, spec.shape));
+            let grads = grads_of(grads, &layout, place.home.grads);
+            let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
+            let owned_grad = grad.map(|_| grads.view(place.owned_grad, [owned.elements]));
             match place.home.memory {
                 WeightMemory::Frozen(_) => {
-                    let weight = of_memory.weights.view(place.weight, spec.shape);
-                    Param { weight, master: weight, owned_weight: None, grad, owned, fp8: None }
+                    let weight = of_memory.weights.view(place.flat, spec.shape);
+                    Param { weight, master: weight, owned_weight: None, grad, owned_grad, owned, fp8: None }
                 }
                 WeightMemory::Kept(_) => {
-                    let weight = of_memory.weights.view(place.weight, spec.shape);
+                    let weight = of_memory.weights.view(place.flat, spec.shape);
                     let owned_of = |shape| weight.view(owned.first, shape);
                     let owned_weight = masters.is_some().then(|| owned_of([owned.elements].into()));
                     let master = masters.unwrap_or_else(|| owned_of(shape));
-                    Param { weight, master, owned_weight, grad, owned, fp8: None }
+                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None }
                 }
-                WeightMemory::Passing(_) => {
-                    let weight = of_memory.passing[place.buffer].view(place.weight, spec.shape);
+                WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => {
+                    let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
                     let owned_weight = of_memory.weights.view(place.master, [owned.elements]);
                     let master = masters.unwrap_or(owned_weight);
                     let owned_weight = Some(owned_weight).filter(|own| masters.is_some() && !own.dtype.is_fp8());
-                    Param { weight, master, owned_weight, grad, owned, fp8: None }
+                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None }
                 }
             }
         };
         let mut params: Vec<Param> = specs.iter().zip(&layout.params).map(param).collect();
-        let fp8 = Fp8Memory::allocate(device, &specs, &params)?;
+        let made = |index: usize| layout.params[index].home.copies_made();
+        let fp8 = Fp8Memory::allocate(device, &specs, &params, made)?;
         params.iter_mut().zip(&fp8.params).for_each(|(param, fp8)| param.fp8 = *fp8);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
         let divided = rest | ranks.mesh().with_other_weights();
@@ -312,7 +310,7 @@ impl Params {
                 device.upload(&weight, &rounded(values, master.dtype))?;
                 if owned.elements == 0 { Ok(()) } else { upload_masters(device, &master, part()) }
             }
-            WeightMemory::Passing(_) => self.set_owned(device, index, part()),
+            WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => self.set_owned(device, index, part()),
         }
     }
 
@@ -341,6 +339,9 @@ impl Params {
         let Param { master, owned_weight, .. } = self.params[index];
         if part.is_empty() {
             return Ok(());
+        }
+        if self.specs[index].frozen && master.dtype == DType::Bf16 {
+            return device.upload(&master, &rounded(part, master.dtype));
         }
         if let Some(owned_weight) = owned_weight {
             device.upload(&owned_weight, &rounded(part, master.dtype))?;
@@ -385,7 +386,8 @@ impl Params {
     pub fn counted(&self, index: usize) -> Vec<Range<usize>> {
         let (spec, owned) = (&self.specs[index], self.params[index].owned);
         let counted = spec.counted(&self.ranks, self.divided()).into_iter();
-        let owned = counted.map(|range| if spec.frozen { range } else { owned.within(range) });
+        let has_all = self.layout.params[index].home.memory == WeightMemory::Frozen(spec.dtype);
+        let owned = counted.map(|range| if has_all { range } else { owned.within(range) });
         owned.filter(|range| !range.is_empty()).collect()
     }
 
@@ -412,19 +414,20 @@ impl Params {
     /// Bytes of the weights that layers read, the f32 ones among them.
     pub fn weight_bytes(&self) -> usize {
         let tensors =
-            self.weights.iter().flat_map(|weights| [weights.weights].into_iter().chain(weights.passing.clone()));
+            self.weights.iter().flat_map(|weights| [weights.weights].into_iter().chain(weights.turns.clone()));
         tensors.map(|tensor| tensor.bytes()).sum()
     }
 
     /// Bytes of those weights that are their own masters.
     pub fn own_master_bytes(&self) -> usize {
-        let own = |weights: &&Weights| weights.masters.is_none() && !weights.is_frozen();
+        let own = |weights: &&Weights| weights.masters.is_none() && !weights.home.memory.is_frozen();
         self.weights.iter().filter(own).map(|weights| weights.weights.bytes()).sum()
     }
 
     /// Bytes of the weights of frozen parameters.
     pub fn frozen_bytes(&self) -> usize {
-        self.weights.iter().filter(|weights| weights.is_frozen()).map(|weights| weights.weights.bytes()).sum()
+        let frozen = self.weights.iter().filter(|weights| weights.home.memory.is_frozen());
+        frozen.flat_map(|of| [of.weights].into_iter().chain(of.turns.clone())).map(|tensor| tensor.bytes()).sum()
     }
 
     /// Bytes of the master weights there that are memory of their own; 0 if all parameters are f32.
@@ -435,10 +438,6 @@ impl Params {
 }
 
 impl Weights {
-    fn is_frozen(&self) -> bool {
-        matches!(self.home.memory, WeightMemory::Frozen(_))
-    }
-
     /// Allocates the weights of one memory, so many elements, and sets them to 0.
     fn allocate(
         device: &Device,
@@ -454,22 +453,20 @@ impl Weights {
         };
         let memory = home.memory;
         let (dtype, owned) = (memory.dtype(), elements / part.count);
-        let (here, mut passing) = match memory {
-            WeightMemory::Kept(_) | WeightMemory::Frozen(_) => (elements, Vec::new()),
-            WeightMemory::Passing(_) => (owned, Vec::with_capacity(PASSING_BUFFERS)),
-        };
+        let here = if memory.is_gathered() { owned } else { elements };
         let weights = flat_in(MemoryOf::Device, "weights", here, dtype)?;
-        let has_masters = dtype != DType::F32 && !matches!(memory, WeightMemory::Frozen(_));
+        let has_masters = dtype != DType::F32 && !memory.is_frozen();
         let masters = has_masters.then(|| flat_in(home.masters, "master weights", owned, home.form.of_weights(dtype)));
         let masters = masters.transpose()?;
-        if let WeightMemory::Passing(_) = memory {
-            let buckets = layout.buckets.iter().filter(|bucket| bucket.home == home);
-            let largest = buckets.map(|bucket| bucket.elements).max().unwrap_or(0);
-            for _ in 0..PASSING_BUFFERS {
-                passing.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
+        let mut turns = Vec::new();
+        if memory.is_gathered() {
+            let buckets = layout.buckets.iter().chain(&layout.frozen).filter(|bucket| bucket.home == home);
+            let largest = buckets.map(|bucket| bucket.turn.start + bucket.elements).max().unwrap_or(0);
+            for _ in 0..TURNS {
+                turns.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
             }
         }
-        Ok(Weights { home, weights, masters, passing })
+        Ok(Weights { home, weights, masters, turns })
     }
 }
 

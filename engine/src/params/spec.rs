@@ -8,6 +8,7 @@ use device::{DType, Home, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
 use super::masters::MasterForm;
+use super::sharding::Sharding;
 use super::slab::Slab;
 use super::spread::{Part, Spread, fill};
 use crate::fp8::Fp8;
@@ -57,6 +58,8 @@ pub struct ParamSpec {
     pub grad_type: DType,
     /// Its first values.
     pub init: Init,
+    /// What the ranks that divide its state divide.
+    pub sharding: Sharding,
     /// The layer that completes its gradient in backward.
     pub layer: usize,
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
@@ -93,6 +96,7 @@ impl ParamSpec {
             slabs: vec![Slab { offset: vec![0; shape.sizes().len()], sizes: shape.sizes().to_vec(), start: 0 }],
             dtype: DType::F32,
             init,
+            sharding: Sharding::Nothing,
             layer,
             sparse: false,
             is_block_weight: false,
@@ -127,10 +131,11 @@ impl ParamSpec {
         self
     }
 
-    /// The same parameter, with masters and state divided over those of the ranks `over` that its gradient is summed over,
-    /// unless it is frozen and has none.
+    /// The same parameter, with masters and state divided over those of the ranks `over` that its gradient is summed
+    /// over. A frozen one has neither; its weights may be divided.
     pub fn resting(mut self, ranks: &Ranks, over: Axes) -> ParamSpec {
-        self.spread.rest = if self.frozen { Axes::NONE } else { self.spread.sums(ranks) & over };
+        let divides_nothing = self.frozen && self.sharding < Sharding::Weights;
+        self.spread.rest = if divides_nothing { Axes::NONE } else { self.spread.sums(ranks) & over };
         self
     }
 

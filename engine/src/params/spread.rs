@@ -320,10 +320,10 @@ mod tests {
         let mut meshes = 0;
         while meshes < 200 {
             let mut size = || 1 << random(3);
-            let (tensor, context, pipeline, expert_tensor, expert) = (size(), size(), size(), size(), size());
-            let ranks = tensor * context * pipeline * size();
+            let [tensor, context, pipeline, expert_tensor, expert, copies] = [(); 6].map(|()| size());
+            let ranks = tensor * context * pipeline * copies * size();
             let key_head_copies = 1 << random(3);
-            let sizes = MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline };
+            let sizes = MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline, copies };
             let Some(mesh) = Mesh::new(sizes).ok().filter(|_| tensor >= key_head_copies && ranks <= 64) else {
                 continue;
             };
@@ -345,7 +345,7 @@ mod tests {
             };
             let more_tokens = if kind == 2 { of(Axis::ExpertData) - of(Axis::Tokens) } else { Axes::NONE };
             let spread = Spread { more_tokens, ..Spread::of(parts) };
-            let over = if random(2) == 0 { Axes::NONE } else { stage };
+            let over = if random(2) == 0 { Axes::NONE } else { stage - of(Axis::Copies) };
             let rows: usize = spread.parts.iter().map(|part| part.rows.iter().product::<usize>()).sum();
             let (mut counted, mut stored) = (vec![0; rows * columns], vec![0; rows * columns]);
             // The ranks of the first stage.

@@ -21,18 +21,14 @@ pub(crate) fn with_state_on_host(
     }
     let resting: Vec<ParamSpec> = specs.iter().map(|spec| spec.clone().resting(ranks, rest)).collect();
     let layout = FlatLayout::new(&resting, bucket_bytes, ranks);
-    let mut left = share * (layout.f32_gradients + layout.bf16_gradients) as f64;
+    let mut left = share * layout.buckets.iter().map(|bucket| bucket.elements).sum::<usize>() as f64;
     for bucket in &layout.buckets {
         if left <= 0.0 {
             break;
         }
         left -= bucket.elements as f64;
-        let range = bucket.start..bucket.start + bucket.elements;
-        for (spec, place) in specs.iter_mut().zip(&layout.params) {
-            let is_of_type = place.home.grads == bucket.home.grads;
-            if is_of_type && place.grad.is_some_and(|grad| range.contains(&grad)) {
-                spec.state_home = Home::Host;
-            }
+        for (spec, _) in specs.iter_mut().zip(&layout.params).filter(|(_, place)| bucket.has(place)) {
+            spec.state_home = Home::Host;
         }
     }
     specs

@@ -5,18 +5,22 @@ use device::Home as MemoryOf;
 use parallel::{Axes, Place, Ranks};
 
 use super::masters::MasterForm;
+use super::sharding::Sharding;
 use super::spec::ParamSpec;
+use crate::fp8::Made;
 
 /// The share of a parameter's weights that a rank has, and their type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightMemory {
     /// All, at any time. f32 weights are their own masters.
     Kept(DType),
-    /// The part that this rank updates. The whole is gathered in a buffer that many parameters share. It is there for a
-    /// short time, while the 8-bit copies are made.
-    Passing(DType),
+    /// The part that this rank updates. The whole is gathered in a buffer that layers take turns in. It is there while
+    /// its layer runs: once a step if only its 8-bit copies are read after, else for each use.
+    Gathered(DType),
     /// All, at any time, without masters: nothing updates them.
     Frozen(DType),
+    /// A part as for [`WeightMemory::Gathered`], without masters: nothing updates it.
+    GatheredFrozen(DType),
 }
 
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
@@ -26,6 +30,8 @@ pub struct Home {
     pub memory: WeightMemory,
     /// The ranks.
     pub rest: Axes,
+    /// What these ranks divide.
+    pub sharding: Sharding,
     /// The memory of masters that are no weights that layers read.
     pub masters: MemoryOf,
     /// The form of masters.
@@ -35,38 +41,62 @@ pub struct Home {
 }
 
 impl Home {
-    /// Of a parameter, in a stage whose first layer is `first_layer`.
-    pub(super) fn of(spec: &ParamSpec, first_layer: usize, ranks: &Ranks) -> Home {
-        let rest = spec.spread.rest;
+    /// Of a parameter.
+    pub(super) fn of(spec: &ParamSpec, ranks: &Ranks) -> Home {
+        let (rest, sharding) = (spec.spread.rest, spec.sharding);
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
-        let memory = WeightMemory::of(spec, first_layer, ranks.place(rest));
-        Home { memory, rest, masters, form: spec.master_form, grads: spec.grad_type }
+        let memory = WeightMemory::of(spec, ranks.place(rest));
+        Home { memory, rest, sharding, masters, form: spec.master_form, grads: spec.grad_type }
+    }
+}
+
+impl Home {
+    /// When 8-bit copies of the weights are made.
+    pub(super) fn copies_made(self) -> Made {
+        match self.memory.is_gathered() && self.sharding == Sharding::Weights {
+            true => Made::ForEachUse,
+            false => Made::OnceAStep,
+        }
     }
 }
 
 impl WeightMemory {
     /// The memory that a parameter needs. Products read the copies of an 8-bit weight, so it needs no other memory than its
     /// masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8
-    /// bits. The weights of the first layer are gathered after the update and must last until the next forward, so they stay.
-    fn of(spec: &ParamSpec, first_layer: usize, part: Place) -> WeightMemory {
+    /// bits.
+    fn of(spec: &ParamSpec, part: Place) -> WeightMemory {
         if spec.frozen {
-            return WeightMemory::Frozen(spec.dtype);
+            return if part.has_others() { WeightMemory::GatheredFrozen } else { WeightMemory::Frozen }(spec.dtype);
         }
         let masters_here = spec.state_home == MemoryOf::Device;
         match (spec.fp8, part.has_others()) {
-            (Some(fp8), true) if spec.layer > first_layer => {
+            (Some(fp8), true) => {
                 let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale() && masters_here;
-                WeightMemory::Passing(if in_8_bits { fp8.input() } else { spec.dtype })
+                WeightMemory::Gathered(if in_8_bits { fp8.input() } else { spec.dtype })
             }
+            (None, true) if spec.sharding == Sharding::Weights => WeightMemory::Gathered(spec.dtype),
             (Some(_), false) if masters_here => WeightMemory::Kept(DType::F32),
             _ => WeightMemory::Kept(spec.dtype),
         }
     }
 
+    /// Whether a rank has its part, and layers take turns to gather the whole.
+    pub(super) fn is_gathered(self) -> bool {
+        matches!(self, WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_))
+    }
+
+    /// Whether nothing updates them.
+    pub(super) fn is_frozen(self) -> bool {
+        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_))
+    }
+
     /// The type of the weights.
     pub(super) fn dtype(self) -> DType {
         match self {
-            WeightMemory::Kept(dtype) | WeightMemory::Passing(dtype) | WeightMemory::Frozen(dtype) => dtype,
+            WeightMemory::Kept(dtype)
+            | WeightMemory::Gathered(dtype)
+            | WeightMemory::Frozen(dtype)
+            | WeightMemory::GatheredFrozen(dtype) => dtype,
         }
     }
 }

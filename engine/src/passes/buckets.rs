@@ -1,10 +1,11 @@
 //! Buckets of gradients are summed, and buckets of weights gathered, next to the work of layers.
 //!
 //! The code sums all buckets after the last backward. The pass begins a bucket's sum with the next backward after the
-//! bucket is complete; the last bucket has no such backward. The code gathers a layer's weights in its first forward.
-//! The pass begins the gather with the forward of the layer before. If neither layers nor chunks have graphs of their
-//! own and buckets share no memory, it begins all gathers with the step: then a stage of a pipeline has its weights
-//! before its first input comes.
+//! bucket is complete; the last bucket has no such backward. If ranks divide gradients, the code itself sums a layer's
+//! gradients at the beginning of the backward after; the pass puts these sums on the queue.
+//!
+//! The code gathers a layer's weights in its first forward, and divided ones in each forward and each backward. The
+//! pass begins the gather with the layer that runs before in the same chunk. A chunk's first one is on the queue too.
 //!
 //! These transfers have a queue of their own, one after the other. If layers or chunks have graphs of their own, a graph
 //! waits at its end for the transfers that began in it: no work may go on past the end of a graph.
@@ -18,7 +19,7 @@ use device::{Communicator, Op};
 use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 
 use super::name::PassName;
-use crate::gradient_sync::GradientSync;
+use crate::gradient_sync::{GradientSync, Use};
 use crate::graph_options::Scope;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -28,10 +29,12 @@ pub(crate) struct Buckets {
     queue: Rc<SideStream>,
     /// The layers of this rank, in the order of forward.
     layers: Vec<usize>,
-    /// By layer: operations that gather the weights that its forward is the first to read.
-    gathers: HashMap<usize, Vec<Op>>,
+    /// By layer: the layers beside it, and operations that gather the weights that it is the first to read.
+    gathers: HashMap<usize, Gathers>,
     /// By layer: operations that sum the gradients that its backward completes.
     sums: HashMap<usize, Vec<Op>>,
+    /// If ranks divide gradients, by layer: all operations that sum its gradients in some microbatch.
+    divided_sums: HashMap<usize, Vec<Op>>,
     /// Operations that sum the gradients that the last backward completes.
     last: Vec<Op>,
     /// Of the ranks with other tokens.
@@ -40,12 +43,21 @@ pub(crate) struct Buckets {
     completing: (Phase, usize),
     /// What one graph contains.
     graphs: Option<Scope>,
-    /// All gathers begin with the step.
-    gathers_ahead: bool,
     /// Operations that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
     /// The next region to end, of those that become graphs, waits for the transfers that began in it.
     ends_soon: bool,
+}
+
+/// The gathers of a layer.
+struct Gathers {
+    /// The layers before and after it in the same chunk.
+    before: Option<usize>,
+    after: Option<usize>,
+    /// For the first use in the step.
+    first: Vec<Op>,
+    /// For later uses.
+    later: Vec<Op>,
 }
 
 impl Buckets {
@@ -56,18 +68,28 @@ impl Buckets {
         gradients: &GradientSync,
         completing: Phase,
     ) -> Buckets {
-        let layers = gradients.layers().to_vec();
+        let layers = gradients.layers();
         let graphs = cx.policy().graphs();
+        let of = |&layer: &usize| {
+            let [first, later] = [Use::First, Use::Later].map(|used| gradients.gather(cx, layer, used));
+            let (before, after) = (gradients.before_in_chunk(layer), gradients.after_in_chunk(layer));
+            (layer, Gathers { before, after, first, later })
+        };
+        let divides = gradients.divides();
+        let all_sums = |layer: usize| -> Vec<Op> {
+            let scatters = [true, false].into_iter().flat_map(|is_first| gradients.scatter(layer, is_first));
+            scatters.chain(gradients.reduce(layer)).collect()
+        };
         Buckets {
             queue: queue.clone(),
-            gathers: layers.iter().skip(1).map(|&layer| (layer, gradients.gather(cx, layer))).collect(),
-            sums: layers.iter().skip(1).map(|&layer| (layer, gradients.reduce(layer))).collect(),
-            last: layers.first().map_or_else(Vec::new, |first| gradients.reduce(*first)),
+            gathers: layers.iter().map(of).collect(),
+            sums: layers.iter().skip(1).filter(|_| !divides).map(|&layer| (layer, gradients.reduce(layer))).collect(),
+            divided_sums: layers.iter().filter(|_| divides).map(|&layer| (layer, all_sums(layer))).collect(),
+            last: gradients.first_layer().map_or_else(Vec::new, all_sums),
             communicators: gradients.communicators(),
             layers,
             completing: (completing, cx.microbatches() - 1),
             graphs,
-            gathers_ahead: !gradients.shares_buffers() && !graphs.is_some_and(Scope::is_part),
             begun: Vec::new(),
             ends_soon: false,
         }
@@ -79,27 +101,67 @@ impl Buckets {
         self.layers.get(at + 1).copied()
     }
 
-    /// The transfers that begin with a region, and whether they end with it or with the chunk that it is in.
-    fn beginning(&mut self, region: Region) -> (Vec<Op>, bool) {
+    /// The sums of buckets that begin with a region.
+    fn sums_after(&mut self, region: Region) -> Vec<Op> {
         let (phase, last) = self.completing;
-        let sums_after = match region {
-            // The first region of a layer comes after the step's beginning.
-            region if self.gathers_ahead && !self.gathers.is_empty() && region.layer_and_microbatch().is_some() => {
-                let gathers = &mut self.gathers;
-                return (self.layers.iter().filter_map(|layer| gathers.remove(layer)).flatten().collect(), false);
-            }
-            Region::Forward { layer, microbatch: 0 } => {
-                let next = self.after(layer).and_then(|next| self.gathers.remove(&next));
-                return (next.unwrap_or_default(), true);
-            }
+        let layer = match region {
             Region::Backward { layer, microbatch } if (Phase::Backward, microbatch) == (phase, last) => layer,
             Region::WeightGradients { layer, microbatch } if (Phase::WeightGradients, microbatch) == (phase, last) => {
                 layer
             }
-            _ => return (Vec::new(), false),
+            _ => return Vec::new(),
         };
-        let completed = self.after(sums_after).and_then(|layer| self.sums.remove(&layer));
-        (completed.unwrap_or_default(), self.graphs.is_some_and(Scope::is_part))
+        self.after(layer).and_then(|layer| self.sums.remove(&layer)).unwrap_or_default()
+    }
+
+    /// The operations that gather the weights of the layer that runs after a region.
+    fn gathers_of_next(&self, region: Region) -> &[Op] {
+        match region {
+            Region::Forward { layer, microbatch } => {
+                let after = self.gathers.get(&layer).and_then(|of| of.after);
+                after.map_or(&[], |layer| self.gathers_of(Region::Forward { layer, microbatch }))
+            }
+            Region::Backward { layer, microbatch } => {
+                let before = self.gathers.get(&layer).and_then(|of| of.before);
+                before.map_or(&[], |layer| self.gathers_of(Region::Backward { layer, microbatch }))
+            }
+            _ => &[],
+        }
+    }
+
+    /// The operations that gather the weights of a region's layer.
+    fn gathers_of(&self, region: Region) -> &[Op] {
+        let of = |layer| self.gathers.get(&layer);
+        match region {
+            Region::Forward { layer, microbatch: 0 } => of(layer).map_or(&[], |of| &of.first),
+            Region::Forward { layer, .. } | Region::Backward { layer, .. } => of(layer).map_or(&[], |of| &of.later),
+            _ => &[],
+        }
+    }
+
+    /// Puts gathers that no layer before has begun on the queue, and the sums of divided gradients. Returns the place
+    /// in the piece after those at its region's beginning.
+    fn put_on_queue(&mut self, piece: &mut Piece<Region>) -> usize {
+        let region = piece.region();
+        let (layer, after) = match region {
+            Region::Forward { layer, .. } => (Some(layer), None),
+            Region::Backward { layer, .. } => (Some(layer), self.gathers.get(&layer).and_then(|of| of.after)),
+            _ => return 0,
+        };
+        let sums_of =
+            |layer: Option<usize>| layer.and_then(|layer| self.divided_sums.get(&layer)).map_or(&[][..], |of| of);
+        let (gathers, of_after, own) = (self.gathers_of(region), sums_of(after), sums_of(layer));
+        let (mut end, mut any) = (0, false);
+        for (at, entry) in piece.entries.iter_mut().enumerate() {
+            let begins = gathers.contains(entry.op()) || of_after.contains(entry.op());
+            if begins || own.contains(entry.op()) {
+                entry.put_on(&self.queue);
+                any = true;
+                end = if begins { at + 1 } else { end };
+            }
+        }
+        self.ends_soon |= any && self.graphs.is_some_and(Scope::is_part);
+        end
     }
 
     /// Whether the end of a region waits for transfers that began in it.
@@ -130,16 +192,18 @@ impl StepPass<Region> for Buckets {
                 None => true,
             });
         }
+        let end = self.put_on_queue(piece);
         if piece.begins() {
-            let (ops, ends_here) = self.beginning(piece.region());
-            self.ends_soon |= ends_here && !ops.is_empty();
+            let (sums, mut ops) = (self.sums_after(piece.region()), self.gathers_of_next(piece.region()).to_vec());
+            self.ends_soon |= !ops.is_empty() || (!sums.is_empty() && self.graphs.is_some_and(Scope::is_part));
+            ops.extend(sums);
             self.begun.extend(ops.iter().cloned());
             let ahead = ops.into_iter().map(|op| {
                 let mut entry = PieceEntry::ahead(op);
                 entry.put_on(&self.queue);
                 entry
             });
-            piece.entries.splice(0..0, ahead);
+            piece.entries.splice(end..end, ahead);
         }
         if piece.region() == Region::Reduce {
             for entry in &mut piece.entries {

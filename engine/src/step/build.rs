@@ -19,7 +19,7 @@ use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
-use crate::params::{MasterForm, ParamSpec, Params, with_state_on_host};
+use crate::params::{MasterForm, ParamSpec, Params, Sharding, with_state_on_host};
 use crate::passes::{ExpertRowQueues, HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::regions::Mode;
@@ -46,8 +46,8 @@ pub struct StageOptions {
     pub moments: MomentTypes,
     /// The smallest gradient bucket, in bytes.
     pub bucket_bytes: usize,
-    /// Each data-parallel rank has master weights and optimizer state of its own part of every bucket only.
-    pub distributed_optimizer: bool,
+    /// What ranks with other tokens divide.
+    pub sharding: Sharding,
     /// The number type of sums of gradients over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
     /// This rank's stage of a pipeline, with the order of its work. If the schedule
@@ -88,7 +88,7 @@ impl Default for StageOptions {
             skip_step: None,
             moments: MomentTypes::default(),
             bucket_bytes: 25 << 20,
-            distributed_optimizer: false,
+            sharding: Sharding::Nothing,
             grad_reduce: DType::F32,
             pipeline: PipelineStage::single(),
             graphs: GraphOptions::default(),
@@ -114,11 +114,14 @@ impl Stage {
         check_ranks(&options, architecture)?;
         check_lengths(&options, architecture)?;
         let compute = device.stream("compute");
-        let rest = if options.distributed_optimizer { ranks.mesh().with_other_tokens() } else { Axes::NONE };
+        let rest = if options.sharding > Sharding::Nothing { ranks.mesh().that_divide() } else { Axes::NONE };
         let (bucket_bytes, master_form) = (options.bucket_bytes, options.master_form);
+        let sharding = check_sharding(&options, architecture)?;
+        let between = architecture.layers.between_ends();
         let spec = |spec: &ParamSpec| {
             let grad_type = if spec.is_block_weight { options.block_gradients } else { DType::F32 };
-            ParamSpec { master_form, grad_type, ..spec.clone() }
+            let sharding = if between.contains(&spec.layer) { sharding } else { sharding.min(Sharding::State) };
+            ParamSpec { master_form, grad_type, sharding, ..spec.clone() }
         };
         let specs = architecture.specs.iter().map(spec).collect();
         let specs = with_state_on_host(specs, options.state_on_host, bucket_bytes, ranks, rest);
@@ -167,8 +170,11 @@ impl Stage {
             optimizer = optimizer.skipping_spikes(device, skip, numbers.losses.loss())?;
         }
         let gradients = GradientSync::new(device, &params, layers, options.grad_reduce)?;
-        let graphs =
-            StepPolicy::manager(compute.clone(), &options.graphs, step_shape(architecture, options.hooks, sizes))?;
+        let graphs = StepPolicy::manager(
+            compute.clone(),
+            &options.graphs,
+            step_shape(architecture, options.hooks, sizes, sharding),
+        )?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
         let is_away = options.layers_on_host > 0 || options.state_on_host > 0.0;
         let host_queues = is_away.then(|| HostQueues::new(device));
@@ -233,7 +239,7 @@ fn positions(device: &Device, areas: &mut Vec<Area>, here: &TokensHere, samples:
 }
 
 /// What the policy of graphs knows of the model and the data.
-fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes) -> StepShape {
+fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes, sharding: Sharding) -> StepShape {
     let layers = &architecture.layers;
     StepShape {
         layers: layers.total,
@@ -243,6 +249,30 @@ fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes)
         hooks,
         microbatch,
         context_ranks: architecture.ranks.at(Axis::Context).count,
+        divided_gradients: if sharding >= Sharding::Gradients { layers.between_ends() } else { 0..0 },
+    }
+}
+
+/// What ranks with other tokens divide. A single rank divides no gradients and no weights.
+///
+/// # Errors
+/// Settings that do not go together.
+fn check_sharding(options: &StageOptions, architecture: &Architecture) -> Result<Sharding> {
+    let ranks = &architecture.ranks;
+    if options.sharding < Sharding::Gradients || !ranks.place(ranks.mesh().that_divide()).has_others() {
+        return Ok(options.sharding.min(Sharding::State));
+    }
+    let schedule = options.pipeline.schedule();
+    let refused = [
+        (schedule.splits_backward(), "a split backward (zero bubble)"),
+        (schedule.overlaps(), "microbatches that overlap"),
+    ];
+    match refused.into_iter().find(|(is_used, _)| *is_used) {
+        Some((_, with)) => Err(Error::Usage {
+            problem: format!("{:?} are divided over ranks, with {with}", options.sharding),
+            fix: "leave out one of the two",
+        }),
+        None => Ok(options.sharding),
     }
 }
 

@@ -8,7 +8,7 @@ use device::{Communicator, Tensor};
 use graph_manager::{Phase, Result, TensorTree};
 use parallel::{Axis, Task};
 
-use crate::gradient_sync::GradientSync;
+use crate::gradient_sync::{GradientSync, Use};
 use crate::graph_options::Scope;
 use crate::hooks::after_layer;
 use crate::inputs::Inputs;
@@ -241,7 +241,7 @@ impl StepProgram {
         let mut all = Vec::new();
         for (layer, module) in (chunk.first..).zip(&chunk.layers) {
             let (output, saved) = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
-                self.gather_weights(cx, layer)?;
+                self.gather_for_forward(cx, layer)?;
                 let (output, saved) = module.forward(cx, hidden)?;
                 if let Some(on_host) = &self.timing.on_host {
                     on_host.note(layer, microbatch, module.for_backward(&saved));
@@ -265,7 +265,7 @@ impl StepProgram {
         hidden: Hidden,
     ) -> Result<(Tensor, Saved)> {
         cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
-            self.gather_weights(cx, layer)?;
+            self.gather_for_forward(cx, layer)?;
             head.forward(cx, hidden)
         })
     }
@@ -299,8 +299,17 @@ impl StepProgram {
         for (at, (module, saved)) in chunk.layers.iter().zip(saved).enumerate().rev() {
             let layer = chunk.first + at;
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
+                self.gather(cx, layer, Use::Later)?;
+                if let Some(after) = self.gradients.after_in_chunk(layer) {
+                    self.sum_divided(cx, after)?;
+                }
                 let grad = module.backward(cx, saved, grad)?;
                 self.complete_gradients(cx, layer, microbatch, Phase::Backward)?;
+                // No other backward of the chunk comes after. The step's last sums are work of `Region::Reduce`.
+                let ends_step = cx.is_last_microbatch() && self.gradients.first_layer() == Some(layer);
+                if layer == chunk.first && !ends_step {
+                    self.sum_divided(cx, layer)?;
+                }
                 Ok(grad)
             })?;
         }
@@ -321,19 +330,31 @@ impl StepProgram {
         Ok(())
     }
 
-    /// In the first microbatch's forward of a layer: gathers the weights that it is the first to read. Those of the
-    /// first layer were gathered after the last update.
-    fn gather_weights(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
-        match cx.is_first_microbatch() && self.gradients.layers().first() != Some(&layer) {
-            true => self.gradients.gather(cx, layer).into_iter().try_for_each(|op| cx.run(op)),
-            false => Ok(()),
-        }
+    /// Gathers the weights that a layer's forward reads, if ranks have parts of them.
+    fn gather_for_forward(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
+        self.gather(cx, layer, if cx.is_first_microbatch() { Use::First } else { Use::Later })
     }
 
-    /// Called at the end of work that adds to a layer's gradients. If no later work of the step adds to them, it sums
-    /// the gradients that ranks that share the layer computed in parts.
+    fn gather(&self, cx: &StepContext<'_>, layer: usize, used: Use) -> Result<()> {
+        self.gradients.gather(cx, layer, used).into_iter().try_for_each(|op| cx.run(op))
+    }
+
+    /// If ranks divide gradients: sums those of a layer over ranks, after its backward; those that are whole in the
+    /// last microbatch.
+    fn sum_divided(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
+        if !self.gradients.divides() {
+            return Ok(());
+        }
+        let whole = if cx.is_last_microbatch() { self.gradients.reduce(layer) } else { Vec::new() };
+        let divided = self.gradients.scatter(layer, cx.is_first_microbatch());
+        divided.into_iter().chain(whole).try_for_each(|op| cx.run(op))
+    }
+
+    /// Called at the end of work that adds to a layer's gradients. If no later work of the step adds to them, or ranks
+    /// divide them, it sums the gradients that ranks that share the layer computed in parts.
     fn complete_gradients(&self, cx: &StepContext<'_>, layer: usize, microbatch: usize, phase: Phase) -> Result<()> {
-        match phase == self.timing.completing() && microbatch + 1 == cx.microbatches() {
+        let is_last = microbatch + 1 == cx.microbatches() || cx.policy().divides_gradients(layer);
+        match phase == self.timing.completing() && is_last {
             true => self.gradients.complete(cx, layer),
             false => Ok(()),
         }
@@ -343,7 +364,11 @@ impl StepProgram {
     /// stages.
     fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let gradients = &self.gradients;
-        let buckets = gradients.layers().iter().rev().flat_map(|&layer| gradients.reduce(layer));
+        let layers = gradients.layers().into_iter().rev();
+        let left = layers.filter(|layer| !gradients.divides() || gradients.first_layer() == Some(*layer));
+        let of_layer =
+            |layer| gradients.scatter(layer, cx.microbatches() == 1).into_iter().chain(gradients.reduce(layer));
+        let buckets = left.flat_map(of_layer);
         buckets.chain(gradients.sum(self.numbers.sums)).try_for_each(|op| cx.run(op))?;
         if let Some(beyond) = self.numbers.beyond {
             // Ranks that share layers have other rows, if experts are whole.
@@ -373,8 +398,7 @@ impl StepProgram {
         self.pipeline.sum_over_stages(cx, sums)
     }
 
-    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step begins with the forward
-    /// that reads them, so nothing can overlap with this gather.
+    /// Norm, clip and update.
     fn update(&self, cx: &mut StepContext<'_>, scales_before: Option<[Tensor; 2]>) -> Result<()> {
         self.optimizer.update(cx)?;
         for bias in &self.model.selection_biases {
@@ -386,8 +410,7 @@ impl StepProgram {
                 scales.put_back(cx, void, before)?;
             }
         }
-        let first = self.gradients.layers().first().map_or_else(Vec::new, |first| self.gradients.gather(cx, *first));
-        first.into_iter().try_for_each(|op| cx.run(op))
+        Ok(())
     }
 
     /// The ranks of this stage, which scale 8-bit tensors alike.

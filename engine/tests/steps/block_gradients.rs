@@ -4,7 +4,7 @@ use device::ops::Rule;
 use device::{DType, Device, bf16};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::optimizer::ParamGroup;
-use engine::params::MasterForm;
+use engine::params::{MasterForm, Sharding};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
@@ -64,14 +64,14 @@ fn trained(layout: Layout, own: impl Fn() -> Run + Sync) -> (Vec<StepResult>, Ve
 #[test]
 fn ranks_scopes_and_state_on_the_host_train_alike_and_near_f32() {
     let one = Layout::new(1, 1, 1, 1);
-    for (layout, distributed_optimizer) in [
-        (one, false),
-        (Layout::new(1, 1, 1, 2), true),
-        (Layout::new(2, 1, 1, 2), false),
-        (Layout::new(1, 2, 1, 1), false),
+    for (layout, sharding) in [
+        (one, Sharding::Nothing),
+        (Layout::new(1, 1, 1, 2), Sharding::Weights),
+        (Layout::new(2, 1, 1, 2), Sharding::State),
+        (Layout::new(1, 2, 1, 1), Sharding::Nothing),
     ] {
         let of = |dtype, scope, state_on_host| {
-            let own = || Run { distributed_optimizer, state_on_host, ..run(dtype, 2, scope) };
+            let own = || Run { sharding, state_on_host, ..run(dtype, 2, scope) };
             trained(layout, own)
         };
         let (wide, _) = of(DType::F32, Scope::PerLayer, 0.0);

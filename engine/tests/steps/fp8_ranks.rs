@@ -121,11 +121,7 @@ fn weights_that_are_gathered_in_8_bits_have_the_bits_of_weights_that_every_rank_
             for ((expected, masters, bytes), (found, own, fewer)) in plain.iter().zip(&train(true, &graphs)) {
                 assert_eq!(expected, found, "{what}");
                 assert!(masters == own, "{what}: master weights");
-                // The weights of a stage's first layer are gathered in 16 bits.
-                assert!(
-                    fewer < bytes || layout.stages > 1,
-                    "{what}: {fewer} bytes of weights, {bytes} with gathers in 16 bits"
-                );
+                assert!(fewer < bytes, "{what}: {fewer} bytes of weights, {bytes} with gathers in 16 bits");
             }
         }
     }

@@ -6,7 +6,7 @@ use device::{Device, Home, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::optimizer::ParamGroup;
-use engine::params::MasterForm;
+use engine::params::{MasterForm, Sharding};
 use engine::precision::Precision;
 use engine::step::Stage;
 
@@ -66,7 +66,7 @@ fn ranks_that_divide_the_state_and_state_on_the_host_have_the_same_bits() {
     let away = Run { master_form: MasterForm::Remainder, state_on_host: 1.0, ..run(ADAMW) };
     assert!(one == trained(&away), "state on the host");
     let divided = |master_form, state_on_host| {
-        let own = || Run { master_form, state_on_host, distributed_optimizer: true, ..run(ADAMW) };
+        let own = || Run { master_form, state_on_host, sharding: Sharding::Weights, ..run(ADAMW) };
         Layout::new(1, 1, 1, 2).on_ranks(own, |run| trained(&run))
     };
     let whole = divided(MasterForm::Whole, 0.0);

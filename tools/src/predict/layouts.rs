@@ -3,6 +3,7 @@
 use common::UserError;
 use common::format::bytes;
 use engine::layer_partition::Recompute;
+use engine::params::Sharding;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use crate::predict::card::Card;
@@ -11,7 +12,9 @@ use crate::predict::rough::{Rough, Roughly};
 use trainer::config::parallel_plan::StateOnHost;
 use trainer::config::plan::RunPlan;
 use trainer::config::rank_layout::data_ranks;
-use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity, RunConfig, has_documents};
+use trainer::config::{
+    ContextTransfersChoice, DataParallelSharding, PipelineSchedule, RecomputeGranularity, RunConfig, has_documents,
+};
 use trainer::error::RunError;
 
 /// The run to search layouts for, and the bounds of the search.
@@ -127,8 +130,8 @@ fn in_tiles(
 }
 
 /// Layouts with the same parts as one, but with means in such amounts that they fill the GPU's memory, each with its
-/// estimate: of blocks that are recomputed as many save all as there is room for, and of a layout that lacks memory as much
-/// of the optimizer's state lies on the host as is needed.
+/// estimate: of blocks that are recomputed as many save all as there is room for. Of a layout that lacks memory
+/// data-parallel ranks divide gradients and weights, or as much of the optimizer's state lies on the host as is needed.
 fn filled(
     search: &Search<'_>,
     rough: &Rough,
@@ -159,6 +162,14 @@ fn filled(
         }
         if (1..largest).contains(&enough) {
             all.push((rough.estimate(&with(enough))?, with(enough)));
+        }
+    }
+    let may_divide = plan.parallel.sharding == Sharding::State && !(search.given)("parallel.data_parallel_sharding");
+    if roughly.bytes > room && may_divide {
+        let config = with(&plan.config, |c| c.parallel.data_parallel_sharding = DataParallelSharding::OptimGradsParams);
+        // Some settings exclude it.
+        if let Ok(divided) = RunPlan::new(config, search.ranks) {
+            all.push((rough.estimate(&divided)?, divided));
         }
     }
     if roughly.bytes > room && !(search.given)("offload.optimizer") && !plan.frozen.are_all() {
@@ -273,7 +284,10 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
     });
     let layouts = vary(layouts, "parallel.distributed_optimizer", &|config| {
         let divides = |c: &RunConfig| data_ranks(c, ranks) * c.parallel.context > 1;
-        vec![with(config, |c| c.parallel.distributed_optimizer = divides(c))]
+        match config.parallel.data_parallel_sharding {
+            DataParallelSharding::Auto => vec![with(config, |c| c.parallel.distributed_optimizer = divides(c))],
+            _ => vec![config.clone()],
+        }
     });
     let layouts = vary(layouts, "train.micro_batch_size", &|config| {
         let most = config.train.global_batch_size / data_ranks(config, ranks);

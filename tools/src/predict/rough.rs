@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use common::Choice;
 use device::ops::CollectiveKind;
+use engine::params::Sharding;
 use parallel::{Axis, Schedule};
 
 use crate::predict::card::Card;
@@ -18,7 +19,7 @@ use crate::predict::paper;
 use crate::predict::simulate::simulate;
 use crate::predict::step_graph::Purpose;
 use trainer::config::plan::RunPlan;
-use trainer::config::{PipelineSchedule, RecomputeGranularity, RunConfig};
+use trainer::config::{DataParallelSharding, PipelineSchedule, RecomputeGranularity, RunConfig};
 use trainer::error::RunError;
 
 /// A layout, roughly.
@@ -127,14 +128,22 @@ impl Rough {
         let filled = if plan.config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble { 3.0 } else { 1.0 };
         let filling = (all.iter().sum::<f64>() - slowest) / chunks / filled;
         // Weights, gradients, optimizer, activations.
-        let divided = if parallel.distributed_optimizer { data } else { 1.0 };
+        let divided_from = |least: Sharding| if parallel.sharding >= least { data } else { 1.0 };
+        let [divided, of_gradients, of_weights] =
+            [Sharding::State, Sharding::Gradients, Sharding::Weights].map(divided_from);
         let memory = |stage: usize| {
             let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
             let kind = |kind: usize| blocks_of(stage, &|cost| cost.memory[kind]) + ends * costs.rest.memory[kind];
             let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
             let activations = blocks_of(stage, &|cost| cost.memory[3]) * in_flight + ends * costs.rest.memory[3];
             let state = kind(0) * 2.0 / 3.0 / divided + kind(2) / divided;
-            (kind(0) / 3.0 + kind(1) + state + activations, state)
+            // Of blocks alone, which take turns in two buffers.
+            let of_blocks = |kind: usize, divided: f64| {
+                let blocks = blocks_of(stage, &|cost| cost.memory[kind]);
+                let turns = if divided > 1.0 { 2.0 * costs.block.memory[kind] } else { 0.0 };
+                blocks / divided + turns + ends * costs.rest.memory[kind]
+            };
+            (of_blocks(0, of_weights) / 3.0 + of_blocks(1, of_gradients) + state + activations, state)
         };
         let taken = self.network.card.taken(plan.connections().communicators()) as f64;
         let (bytes, state) =
@@ -146,9 +155,20 @@ impl Rough {
             1 => 0.0,
             _ => self.network.by_nccl(CollectiveKind::AllReduceSum, gradients, &ranks),
         };
-        let hidden = slowest * 2.0 / 3.0;
+        // Divided gradients are summed, and divided weights gathered twice, in each microbatch.
+        let (passes, gathered) = match parallel.sharding {
+            _ if ranks.len() == 1 => (1.0, 0.0),
+            Sharding::Nothing | Sharding::State => (1.0, 0.0),
+            Sharding::Gradients => (microbatches, 0.0),
+            Sharding::Weights => {
+                let weights = blocks_of(0, &|cost| cost.memory[0]) / 3.0;
+                let gather = self.network.by_nccl(CollectiveKind::AllGather, weights, &ranks);
+                (microbatches, 2.0 * microbatches * gather)
+            }
+        };
+        let hidden = passes * slowest * 2.0 / 3.0;
         let update = (blocks_of(0, &|cost| cost.update) + costs.rest.update) / divided;
-        let seconds = microbatches * slowest + filling + (reduced - hidden).max(0.0) + update;
+        let seconds = microbatches * slowest + filling + (passes * reduced + gathered - hidden).max(0.0) + update;
         Ok(Roughly { seconds, bytes: bytes as usize, state: state as usize })
     }
 
@@ -202,6 +222,7 @@ impl Rough {
         let parallel = &mut small.parallel;
         (parallel.pipeline, parallel.virtual_pipeline, parallel.microbatch_group) = (1, 1, None);
         (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
+        parallel.data_parallel_sharding = DataParallelSharding::Auto;
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
         // The estimate has all experts on the ranks that share a layer, and no transfers of rows.
         (parallel.expert, parallel.expert_tensor, parallel.expert_row_budget) = (1, None, None);

@@ -48,7 +48,12 @@ const FEATURES: &[&[&str]] = &[
         "optimizer.kind=muon",
     ],
     &["optimizer.clip=1", "optimizer.clip=0"],
-    &["parallel.distributed_optimizer=true", "parallel.distributed_optimizer=false"],
+    &[
+        "parallel.distributed_optimizer=true",
+        "parallel.distributed_optimizer=false",
+        "parallel.data_parallel_sharding=optim_grads",
+        "parallel.data_parallel_sharding=optim_grads_params",
+    ],
     &["parallel.sequence_parallel=true", "parallel.sequence_parallel=false"],
     &[
         "recompute.granularity=none",
@@ -184,6 +189,8 @@ fn all_pairs_meet_but_those_that_a_rule_excludes() {
         ["model.expert_capacity_factor=0.75", "data.seq_length_buckets=[64,128]"],
         ["data.dpo=true", "train.z_loss_multiplier=0.01"],
         ["parallel.context=", "model.attention_dropout=0.1"],
+        ["parallel.pipeline_schedule=zero_bubble", "parallel.data_parallel_sharding="],
+        ["cuda_graph.overlap_microbatches=true", "parallel.data_parallel_sharding="],
     ];
     let is = |pair: &String, words: &[&str; 2]| words.iter().all(|word| pair.contains(word));
     assert!(never.iter().all(|pair| excluded.iter().any(|words| is(pair, words))), "{} cases, {never:?}", cases.len());
@@ -214,8 +221,8 @@ fn layouts_have_the_numbers_of_one_rank_4() {
 const FORMATS: &[(usize, &str)] = &[
     (
         8,
-        "model.preset=tiny-llama parallel.tensor=2 parallel.pipeline=2 parallel.distributed_optimizer=true \
-         parallel.sequence_parallel=true parallel.grad_reduce=bf16 optimizer.exp_avg_dtype=bf16 \
+        "model.preset=tiny-llama parallel.tensor=2 parallel.pipeline=2 parallel.sequence_parallel=true \
+         parallel.data_parallel_sharding=optim_grads_params parallel.grad_reduce=bf16 optimizer.exp_avg_dtype=bf16 \
          optimizer.exp_avg_sq_dtype=bf16",
     ),
     (
@@ -246,7 +253,7 @@ const FORMATS: &[(usize, &str)] = &[
     (
         4,
         "model.preset=tiny-llama model.ffn=192 model.experts=4 model.experts_per_token=2 parallel.expert=2 \
-         parallel.distributed_optimizer=true precision.fp8=hybrid precision.fp8_recipe=delayed",
+         parallel.data_parallel_sharding=optim_grads_params precision.fp8=hybrid precision.fp8_recipe=delayed",
     ),
     (
         4,
@@ -267,11 +274,11 @@ const FORMATS: &[(usize, &str)] = &[
     (
         8,
         "model.preset=tiny-llama parallel.context=2 parallel.tensor=2 parallel.sequence_parallel=true \
-         parallel.distributed_optimizer=true parallel.grad_reduce=bf16",
+         parallel.data_parallel_sharding=optim_grads_params parallel.optimizer_instances=2 parallel.grad_reduce=bf16",
     ),
     (
         4,
-        "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.distributed_optimizer=true \
+        "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.data_parallel_sharding=optim_grads_params \
          precision.fp8=hybrid precision.fp8_recipe=delayed precision.fp8_param_gather=true",
     ),
     (
@@ -321,7 +328,11 @@ fn eight_ranks_divide_sequences_with_windows_and_documents() {
 
 /// Layouts of up to 8 ranks in which some divide the experts, with what meets there.
 const DIVIDED_EXPERTS: &[(usize, &str)] = &[
-    (4, "parallel.expert=2 parallel.distributed_optimizer=true model.experts=6 model.experts_per_token=3"),
+    (
+        4,
+        "parallel.expert=2 parallel.data_parallel_sharding=optim_grads_params model.experts=6 \
+         model.experts_per_token=3",
+    ),
     (4, "parallel.expert=4 model.expert_capacity_factor=0.75 train.router_z_loss_multiplier=0.001"),
     (
         8,
@@ -330,7 +341,7 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     ),
     (
         8,
-        "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.distributed_optimizer=true \
+        "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.data_parallel_sharding=optim_grads \
          model.bias=true",
     ),
     // The first stage has no experts.
@@ -341,8 +352,8 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     ),
     (
         8,
-        "parallel.expert=4 parallel.tensor=2 parallel.distributed_optimizer=true cuda_graph.enable=true \
-         parallel.expert_row_budget=1",
+        "parallel.expert=4 parallel.tensor=2 parallel.data_parallel_sharding=optim_grads_params \
+         parallel.optimizer_instances=2 cuda_graph.enable=true parallel.expert_row_budget=1",
     ),
     // Whole experts: over some of the ranks that share a layer, over more than these, and over none.
     (

@@ -7,8 +7,8 @@ use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind, MomentDtype,
-    OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
+    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind,
+    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
 };
 
 use super::layouts::OfExpert;
@@ -337,6 +337,8 @@ pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
     if parallel.expert == 1 {
         parallel.expert_row_budget = None;
     }
+    let divides = |copies: &usize| mesh.size(Axis::Data).is_multiple_of(*copies);
+    parallel.optimizer_instances = [parallel.optimizer_instances, 2].into_iter().find(divides).unwrap_or(1);
     if parallel.pipeline == 1 {
         (parallel.virtual_pipeline, parallel.microbatch_group) = (1, None);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
@@ -351,6 +353,7 @@ pub(super) fn in_layout(config: &RunConfig, mesh: Mesh) -> RunConfig {
 pub(super) fn alone(config: &RunConfig) -> RunConfig {
     let mut config = in_layout(config, Mesh::single());
     (config.parallel.sequence_parallel, config.parallel.distributed_optimizer) = (false, false);
+    config.parallel.data_parallel_sharding = DataParallelSharding::Auto;
     config.recompute.granularity = RecomputeGranularity::None;
     config.cuda_graph.enable = false;
     config

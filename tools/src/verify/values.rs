@@ -87,7 +87,7 @@ pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -
     let overwrites = plan.optimizer.groups.iter().any(|group| group.rule.overwrites_gradients());
     let mut shards = Vec::new();
     for (spec, param) in stage.params().iter().filter(|_| !overwrites) {
-        if let Some(gradient) = param.owned_grad().filter(|gradient| gradient.elements() > 0) {
+        if let Some(gradient) = param.owned_grad.filter(|gradient| gradient.elements() > 0) {
             shards.extend(shards_of(Values::Gradient, spec, param.owned.range(), &read(device, &gradient)?));
         }
     }
@@ -129,7 +129,8 @@ pub(super) fn kept(stage: &Stage) -> Result<Vec<Shard>, RunError> {
     let mut shards: Vec<Shard> =
         of_owned.flat_map(|(spec, values, range, here)| shards_of(values, spec, range, &here)).collect();
     for (spec, param) in stage.params().iter() {
-        if spec.frozen {
+        // Of frozen weights that ranks divide, each owns a part.
+        if spec.frozen && param.owned.elements == 0 {
             let weights = param.master_values(stage.device())?;
             shards.extend(shards_of(Values::Weight, spec, 0..weights.len(), &weights));
         }

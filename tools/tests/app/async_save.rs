@@ -13,7 +13,7 @@ use crate::harness::{
 const LAYOUTS: [(usize, &str); 4] = [
     (1, ""),
     (1, "--enable-cuda-graph --cuda-graph-scope full_iteration"),
-    (2, "--distributed-optimizer"),
+    (2, "--data-parallel-sharding-strategy optim_grads_params"),
     (2, "--pipeline-model-parallel-size 2 --layers 2 --enable-cuda-graph"),
 ];
 

@@ -6,10 +6,12 @@ use std::process::Command;
 use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, saved};
 
 const DIVIDED: &str = "--use-distributed-optimizer --enable-cuda-graph";
+/// Gradients and weights are divided too.
+const ZERO_3: &str = "--data-parallel-sharding-strategy optim_grads_params";
 /// Ranks divide sequences, and the state too.
 const LONG: &str = "--use-distributed-optimizer --context-parallel-size 2";
-/// Four ranks as two by two, each pair with halves of layers, and each layer's state halved again.
-const BOTH: &str = "--use-distributed-optimizer --tensor-model-parallel-size 2 --compute bf16";
+/// Four ranks as two by two, each pair with halves of layers, and each layer halved again.
+const BOTH: &str = "--data-parallel-sharding-strategy optim_grads_params --tensor-model-parallel-size 2 --compute bf16";
 
 /// Eight steps with a checkpoint after every fourth.
 fn flags(layout: &str) -> String {
@@ -18,7 +20,7 @@ fn flags(layout: &str) -> String {
 
 #[test]
 fn a_checkpoint_of_divided_state_goes_on_under_any_layout_and_any_goes_on_divided() {
-    let layouts = [(1, ""), (2, "--enable-cuda-graph"), (2, DIVIDED), (4, "--use-distributed-optimizer"), (2, LONG)];
+    let layouts = [(1, ""), (2, "--enable-cuda-graph"), (2, DIVIDED), (4, ZERO_3), (2, LONG)];
     let unbroken: Vec<Folder> = (0..layouts.len())
         .map(|at| {
             let folder = Folder::new(&format!("divided-{at}"));

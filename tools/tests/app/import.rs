@@ -205,9 +205,9 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     let (table, _) = page("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", 2);
     assert_values(&table, "[parallel]\npipeline = 2\nvirtual_pipeline = 2\n");
     // Flags of Megatron that nothing takes the place of are named with the reason; those without effect come last.
-    let (_, said) = page("--log-straggler --mtp-num-layers 1 --use-megatron-fsdp", 1);
+    let (_, said) = page("--log-straggler --mtp-num-layers 1 --init-model-with-meta-device", 1);
     let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("# --")).collect();
-    let named = ["--mtp-num-layers: ", "--use-megatron-fsdp: ", "--log-straggler has no effect"];
+    let named = ["--mtp-num-layers: ", "--init-model-with-meta-device: ", "--log-straggler has no effect"];
     assert!(named.iter().all(|part| lines.iter().any(|line| line.contains(part))), "{said}");
     assert!(lines[lines.len() - 1..].iter().all(|line| line.contains("has no effect")), "{said}");
 }
@@ -216,9 +216,12 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
 fn settings_of_other_trainers_keep_their_meaning() {
     let (table, _) =
         imported("job.toml", "[parallelism]\ndata_parallel_shard_degree = 4\n[training]\nsteps = 20\n", "", 4);
-    assert_values(&table, "[parallel]\ndistributed_optimizer = true\n[train]\nglobal_batch_size = 32\n");
+    assert_values(
+        &table,
+        "[parallel]\ndata_parallel_sharding = \"optim_grads_params\"\n[train]\nglobal_batch_size = 32\n",
+    );
     let (table, page) = imported("job.toml", "[training]\nsteps = 20\n[metrics]\nlog_freq = 7\n", "", 1);
-    assert_values(&table, "[parallel]\ndistributed_optimizer = true\n");
+    assert_values(&table, "[parallel]\ndata_parallel_sharding = \"optim_grads_params\"\n");
     assert_comments(&page, &[&["data_parallel_shard_degree = -1: the number of ranks is not known", "--ranks N"]]);
     let (table, _) = imported("cpu.py", "device = 'cpu'\nmax_iters = 20\nlr_decay_iters = 20\n", "", 1);
     assert_values(&table, "[train]\ndevice = \"host\"\n[precision]\ncompute = \"f32\"\n");
@@ -274,7 +277,7 @@ fn a_job_of_torchtitan_becomes_a_configuration() {
         "[model]\npreset = \"llama-8b\"\nseq_length = 8192\n[data]\ntokenizer = \"./assets/hf/Llama-3.1-8B\"\n\
          [train]\nmicro_batch_size = 1\nglobal_batch_size = 2\nsteps = 1000\n[optimizer]\nkind = \"adamw\"\nlr = 3e-4\n\
          min_lr = 3e-5\nclip = 0.5\nschedule = \"wsd\"\ndecay_steps = 500\nbetas = [0.9, 0.95]\n[parallel]\ntensor = 2\n\
-         context = 2\ndistributed_optimizer = true\n[checkpoint]\ndir = \"checkpoint\"\nkeep = 10\nasync_save = true\n[cuda_graph]\nenable = true\n\
+         context = 2\ndata_parallel_sharding = \"optim_grads_params\"\n[checkpoint]\ndir = \"checkpoint\"\nkeep = 10\nasync_save = true\n[cuda_graph]\nenable = true\n\
          [recompute]\ngranularity = \"selective\"\n[precision]\ncompute = \"bf16\"\n",
     );
     assert_comments(
@@ -305,7 +308,7 @@ fn arguments_of_hugging_face_become_a_configuration() {
         &[
             &["global_batch_size = 16", "2 per device x 4 accumulated x 2 ranks"],
             &["warmup_steps = 5", "0.1 x 50 steps"],
-            &["deepspeed = \"ds.json\"", "ZeRO stage 1", "--use-distributed-optimizer"],
+            &["deepspeed = \"ds.json\"", "DeepSpeed's own file", "--data-parallel-sharding-strategy"],
             &["optim = \"adafactor\""],
             &["model_name_or_path", "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B"],
             &["new_thing = 3: no setting of this name is known"],

@@ -75,7 +75,8 @@ fn assert_same(folder: &Folder, unbroken: &Folder) {
 
 /// Two ranks that exchange rows of experts for most of a step.
 const DIVIDED_EXPERTS: &str = "--swiglu --disable-bias-linear --norm rmsnorm --num-experts 4 --moe-router-topk 2 \
-                               --moe-ffn-hidden-size 24 --expert-model-parallel-size 2 --use-distributed-optimizer";
+                               --moe-ffn-hidden-size 24 --expert-model-parallel-size 2 \
+                               --data-parallel-sharding-strategy optim_grads_params";
 
 #[test]
 fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {

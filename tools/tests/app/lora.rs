@@ -142,7 +142,7 @@ fn a_run_with_adapters_trains_them_alone_and_goes_on_from_its_checkpoint_in_any_
         |folder: &Folder| -> Vec<f64> { metrics(&folder.0).iter().map(|line| line[0].as_f64().unwrap()).collect() };
     for (ranks, layout, within) in [
         (1, "", 0.0),
-        (2, "--use-distributed-optimizer", 1e-5),
+        (2, "--data-parallel-sharding-strategy optim_grads_params", 1e-5),
         // Each rank drops inputs of `down_proj` by a mask of its own.
         (2, "--tensor-model-parallel-size 2", 1e-2),
     ] {

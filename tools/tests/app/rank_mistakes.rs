@@ -90,6 +90,22 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
             ["zero_bubble\" with parallel.virtual_pipeline = 2", "one chunk", "set parallel.virtual_pipeline = 1"],
         ),
         (
+            "parallel.pipeline=2 parallel.pipeline_schedule=\"zero_bubble\" parallel.data_parallel_sharding=\"optim_grads\"",
+            ["optim_grads\" with parallel.pipeline_schedule = \"zero_bubble\"", "after its backward", "\"1f1b\""],
+        ),
+        (
+            "parallel.data_parallel_sharding=\"optim_grads_params\" cuda_graph.overlap_microbatches=true",
+            [
+                "optim_grads_params\" with cuda_graph.overlap_microbatches = true",
+                "one microbatch at a time",
+                "leave out",
+            ],
+        ),
+        (
+            "parallel.data_parallel_sharding=\"no_shard\" parallel.distributed_optimizer=true",
+            ["distributed_optimizer = true with", "divides its state", "leave out one of the two"],
+        ),
+        (
             "parallel.pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\" recompute.granularity=\"full\"",
             ["with recompute.granularity = \"full\"", "every slot would have room", "cuda_graph.mempool = \"single\""],
         ),

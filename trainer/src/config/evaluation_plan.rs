@@ -1,6 +1,7 @@
 //! When a run is evaluated, and what follows from it.
 
 use common::UserError;
+use engine::params::Sharding;
 
 use crate::config::checks::{at_least, require};
 use crate::config::model_plan::ModelPlan;
@@ -46,15 +47,15 @@ pub(super) fn check_samples(config: &RunConfig, model: &ModelPlan) -> Result<(),
         return Ok(());
     }
     at_least("logging.sample_interval", config.logging.sample_interval, 1)?;
-    let ParallelConfig { tensor, pipeline, distributed_optimizer, .. } = config.parallel;
+    let ParallelConfig { tensor, pipeline, .. } = config.parallel;
     let (what, rule) = match () {
         () if matches!(model, ModelPlan::Mlp(_)) => ("model.kind = \"mlp\"".to_string(), "only a gpt writes text"),
         () if tensor > 1 => (format!("parallel.tensor = {tensor}"), "one rank writes, and needs all of the model"),
         () if pipeline > 1 => {
             (format!("parallel.pipeline = {pipeline}"), "one rank writes, and needs all of the model")
         }
-        () if distributed_optimizer => (
-            "parallel.distributed_optimizer = true".into(),
+        () if config.parallel.sharding() > Sharding::Nothing => (
+            "data-parallel ranks that divide the optimizer (parallel.distributed_optimizer)".into(),
             "one rank writes, and between steps it has only its own part of the newest weights",
         ),
         () if config.precision.fp8 != Fp8Choice::None => (

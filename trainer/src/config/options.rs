@@ -10,10 +10,10 @@ use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 
 use crate::config::{
-    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
-    GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule,
-    PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore,
-    SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
+    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
+    Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement, Normalization,
+    OptimizerChoice, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity,
+    ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -274,7 +274,9 @@ pub const BUILT_IN: &[OptionSpec] = &[
     option("parallel.virtual_pipeline", "virtual-pipeline-model-parallel-size", &["num-virtual-stages-per-pipeline-rank"], "1", Kind::Integer, "Chunks of layers on each stage, interleaved with those of the other stages: less idle time, more transfers"),
     option("parallel.microbatch_group", "microbatch-group-size-per-virtual-pipeline-stage", &[], "", Kind::Integer, "With virtual_pipeline: microbatches that go through a chunk before the next chunk starts. Unset: as many as stages"),
     option("parallel.pipeline_layers", "pipeline-layers", &[], "[]", Kind::Integers, "Blocks in each part of the model: pipeline x virtual_pipeline numbers. Empty: balanced by time, the head counted as the blocks it weighs"),
-    option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments (ZeRO stage 1). Each updates its part of every bucket"),
+    option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments (ZeRO stage 1). Each updates its part of every bucket. The same as data_parallel_sharding = \"optim\"; it may be set beside the words after that"),
+    option("parallel.data_parallel_sharding", "data-parallel-sharding-strategy", &["data-parallel-sharding"], "\"auto\"", Kind::Choice(DataParallelSharding::WORDS), "What data-parallel ranks divide. auto: optim with distributed_optimizer, else no_shard. optim: master weights and moments. optim_grads: gradients of blocks too (ZeRO stage 2); they are summed over ranks after each backward of a block. optim_grads_params: weights of blocks too (ZeRO stage 3, FSDP); they are gathered before each forward and each backward of a block, one block ahead. Embedding and head stay whole in weights and gradients"),
+    option("parallel.optimizer_instances", "num-distributed-optimizer-instances", &[], "1", Kind::Integer, "Groups of data-parallel ranks that each divide what data_parallel_sharding says, such as the ranks of a node: gathers stay within a group, and gradients are summed over groups too (HSDP). A group has neighbouring ranks"),
     option("parallel.grad_reduce", "grad-reduce", &[], "\"f32\"", Kind::Choice(GradReduce::WORDS), "Type in which gradients are summed over data-parallel ranks. bf16 halves the traffic, and rounds each rank's gradient and the sum; on a rank gradients accumulate in f32 either way. --grad-reduce-in-bf16 sets it too"),
     option("parallel.bucket_mib", "bucket-mib", &["bucket-cap-mb"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
     option("parallel.heartbeat_seconds", "heartbeat-seconds", &[], "1.0", Kind::Float, "Time between two heartbeats of a rank to the monitor on rank 0. 0 turns the watch off: if a rank fails, the others may then wait for ever"),

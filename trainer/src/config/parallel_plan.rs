@@ -4,15 +4,15 @@ use common::UserError;
 use device::DType;
 use engine::layer_partition::Recompute;
 use engine::model::ContextTransfers;
-use engine::params::MasterForm;
+use engine::params::{MasterForm, Sharding};
 use engine::precision::Precision;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use crate::config::checks::{at_least, require};
 use crate::config::model_plan::ModelPlan;
 use crate::config::{
-    GradReduce, MomentDtype, OptimizerChoice, RecomputeConfig, RecomputeGranularity, RunConfig, context_plan,
-    rank_layout,
+    DataParallelSharding, GradReduce, MomentDtype, OptimizerChoice, ParallelConfig, PipelineSchedule, RecomputeConfig,
+    RecomputeGranularity, RunConfig, context_plan, rank_layout,
 };
 
 /// How the ranks divide the work.
@@ -36,8 +36,8 @@ pub struct ParallelPlan {
     pub sequence_parallel: bool,
     /// What ranks that divide sequences exchange in attention.
     pub context_transfers: ContextTransfers,
-    /// Whether data-parallel ranks divide the optimizer's state and work.
-    pub distributed_optimizer: bool,
+    /// What data-parallel ranks divide.
+    pub sharding: Sharding,
     /// The type of the sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
     /// The form of master weights.
@@ -78,6 +78,59 @@ impl StateOnHost {
             StateOnHost::AsNeeded => 0.0,
         }
     }
+}
+
+impl ParallelConfig {
+    /// What data-parallel ranks divide.
+    pub fn sharding(&self) -> Sharding {
+        match self.data_parallel_sharding {
+            DataParallelSharding::Auto if self.distributed_optimizer => Sharding::State,
+            DataParallelSharding::Auto | DataParallelSharding::NoShard => Sharding::Nothing,
+            DataParallelSharding::Optim => Sharding::State,
+            DataParallelSharding::OptimGrads => Sharding::Gradients,
+            DataParallelSharding::OptimGradsParams => Sharding::Weights,
+        }
+    }
+}
+
+/// What data-parallel ranks divide, if all else goes with it.
+fn checked_sharding(config: &RunConfig) -> Result<Sharding, UserError> {
+    let (parallel, sharding) = (&config.parallel, config.parallel.sharding());
+    require(!parallel.distributed_optimizer || sharding > Sharding::Nothing, || {
+        UserError::new(
+            "parallel.distributed_optimizer = true with parallel.data_parallel_sharding = \"no_shard\"",
+            "a distributed optimizer divides its state",
+            "leave out one of the two",
+        )
+    })?;
+    require(parallel.optimizer_instances == 1 || sharding > Sharding::Nothing, || {
+        UserError::new(
+            format!("parallel.optimizer_instances = {}", parallel.optimizer_instances),
+            "it counts the groups of data-parallel ranks that divide the optimizer, and none divide it",
+            "leave it out, or set parallel.data_parallel_sharding",
+        )
+    })?;
+    if sharding < Sharding::Gradients {
+        return Ok(sharding);
+    }
+    for (excludes, other, rule, fix) in [
+        (
+            parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
+            "parallel.pipeline_schedule = \"zero_bubble\"",
+            "the gradients of a block are summed right after its backward",
+            "set parallel.pipeline_schedule = \"1f1b\"",
+        ),
+        (
+            config.cuda_graph.overlap_microbatches,
+            "cuda_graph.overlap_microbatches = true",
+            "one microbatch at a time uses the buffers of whole weights and gradients",
+            "leave out --cuda-graph-overlap-microbatches",
+        ),
+    ] {
+        let what = format!("parallel.data_parallel_sharding = \"{}\" with {other}", parallel.data_parallel_sharding);
+        require(!excludes, || UserError::new(what, rule, fix))?;
+    }
+    Ok(sharding)
 }
 
 /// The form of master weights.
@@ -167,7 +220,7 @@ impl ParallelPlan {
             shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
             context_transfers,
-            distributed_optimizer: parallel.distributed_optimizer,
+            sharding: checked_sharding(config)?,
             grad_reduce: match parallel.grad_reduce {
                 GradReduce::F32 => DType::F32,
                 GradReduce::Bf16 => DType::Bf16,
@@ -180,7 +233,7 @@ impl ParallelPlan {
 
     /// The ranks that divide master weights and optimizer state beyond the parameters.
     pub fn rest(&self) -> Axes {
-        if self.distributed_optimizer { self.mesh.with_other_tokens() } else { Axes::NONE }
+        if self.sharding > Sharding::Nothing { self.mesh.that_divide() } else { Axes::NONE }
     }
 
     /// The pipeline stage of a rank.

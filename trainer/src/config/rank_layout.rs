@@ -25,6 +25,7 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
         ("parallel.expert_tensor", config.parallel.ranks_of_an_expert()),
         ("parallel.pipeline", pipeline),
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline),
+        ("parallel.optimizer_instances", config.parallel.optimizer_instances),
     ] {
         at_least(key, value, 1)?;
     }
@@ -77,6 +78,16 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
             fix,
         )
     })?;
+    let copies = config.parallel.optimizer_instances;
+    let data = mesh.size(Axis::Data);
+    require(data.is_multiple_of(copies), || {
+        UserError::new(
+            format!("parallel.optimizer_instances = {copies} on {}", counted(data, "data-parallel rank")),
+            "the groups that divide the optimizer are equal parts of these ranks",
+            "set a number that divides that of the ranks",
+        )
+    })?;
+    let dense = MeshSizes { copies, ..dense };
     let with = |expert: usize| Mesh::new(MeshSizes { expert, ..dense });
     with(expert).map_err(|_| {
         let (tokens, stage) = (mesh.size(Axis::Tokens), mesh.ranks() / pipeline);

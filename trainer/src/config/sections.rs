@@ -419,6 +419,8 @@ section!(ParallelConfig {
     microbatch_group: Option<usize>,
     pipeline_layers: Vec<usize>,
     distributed_optimizer: bool,
+    data_parallel_sharding: DataParallelSharding,
+    optimizer_instances: usize,
     grad_reduce: GradReduce,
     bucket_mib: usize,
     heartbeat_seconds: f64,
@@ -459,6 +461,22 @@ choice! {
         OneForwardOneBackward = "1f1b",
         /// 1F1B with the weight gradients put off until a stage would wait for others.
         ZeroBubble = "zero_bubble",
+    }
+}
+
+choice! {
+    /// What data-parallel ranks divide.
+    pub enum DataParallelSharding {
+        /// As `distributed_optimizer` says.
+        Auto = "auto",
+        /// Nothing.
+        NoShard = "no_shard",
+        /// Master weights and moments.
+        Optim = "optim",
+        /// Gradients of blocks too.
+        OptimGrads = "optim_grads",
+        /// Weights of blocks too.
+        OptimGradsParams = "optim_grads_params",
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use common::format::counted;
+use engine::params::Sharding;
 use engine::precision::Precision;
 use parallel::Axis;
 use toml::Value;
@@ -67,14 +68,14 @@ const RULES: &[(&[&str], When, &str)] = &[
     (&["model.rope_window_base"], Is(|run| run.config.model.sliding_window.is_none()),
      "it is for blocks with a model.sliding_window"),
     (&["model.qkv_bias"], Is(|run| run.config.model.bias), "with model.bias = true all linear layers have biases"),
-    (&["parallel.distributed_optimizer", "parallel.grad_reduce"], Is(has_one_data_rank), NO_DATA_RANKS),
+    (&["parallel.distributed_optimizer", "parallel.data_parallel_sharding", "parallel.optimizer_instances", "parallel.grad_reduce"], Is(has_one_data_rank), NO_DATA_RANKS),
     (&["parallel.expert_tensor"], Off("model.experts"), "layers are dense"),
     (&["optimizer.main_grads_dtype"], Is(|run| run.config.model.lora_rank > 0),
      "the weights of blocks are frozen, and adapters have gradients in f32"),
     (&["parallel.expert_row_budget"], Is(|run| run.config.parallel.expert == 1), "each rank has all experts, and room for their rows"),
     (&["parallel.expert_row_budget"], Is(|run| run.config.parallel.expert > 1 && run.model.row_budget().is_none()),
      "a token chooses as many experts as there are ranks, or more: ranks gather the tokens of all, and exchange no rows"),
-    (&["precision.fp8_param_gather"], Is(|run| has_one_data_rank(run) || !run.config.parallel.distributed_optimizer),
+    (&["precision.fp8_param_gather"], Is(|run| has_one_data_rank(run) || run.config.parallel.sharding() == Sharding::Nothing),
      "only data-parallel ranks with a distributed optimizer gather weights"),
     (&["checkpoint.interval", "checkpoint.memory_interval", "checkpoint.keep", "checkpoint.save_best",
        "checkpoint.async_save"], Off("checkpoint.dir"), "no checkpoint is written"),
@@ -328,6 +329,7 @@ mod tests {
             ),
             ("model.qkv_bias=true", "model.bias=false", "with model.bias = true"),
             ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
+            ("parallel.data_parallel_sharding=optim_grads", "", "one data-parallel rank"),
             ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
             ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
             ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),

@@ -4,6 +4,7 @@ use common::format::{bytes, count, counted};
 use data::Source;
 use device::{Device, Home};
 use engine::model::ContextTransfers;
+use engine::params::Sharding;
 use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
@@ -143,6 +144,7 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
     let masters = params.master_bytes_in(Home::Device) + params.master_bytes_in(Home::Host);
     let trained = match (masters, params.state_ranks()) {
         (0, 1) => format!("{} master, {grads} main_grad", bytes(weights)),
+        (0, _) if plan.parallel.sharding == Sharding::Weights => format!("{}, {grads} main_grad", bytes(weights)),
         (0, ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
         (master, _) => {
             let own = params.own_master_bytes();
@@ -154,7 +156,13 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
             format!("{masters} master, {grads} main_grad, {weights} {compute}{eight_bit}")
         }
     };
-    trained + &frozen
+    let divided = match params.state_ranks() {
+        1 => "",
+        _ if plan.parallel.sharding == Sharding::Weights => "; gradients and weights of blocks divided over ranks",
+        _ if plan.parallel.sharding == Sharding::Gradients => "; gradients of blocks divided over ranks",
+        _ => "",
+    };
+    trained + &frozen + divided
 }
 
 fn optimizer(plan: &RunPlan, stage: &Stage) -> String {

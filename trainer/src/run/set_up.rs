@@ -242,7 +242,7 @@ pub fn recorded_stage(
         skip_step: plan.optimizer.skip_step,
         moments: plan.optimizer.moments,
         bucket_bytes: plan.parallel.bucket_bytes,
-        distributed_optimizer: plan.parallel.distributed_optimizer,
+        sharding: plan.parallel.sharding,
         grad_reduce: plan.parallel.grad_reduce,
         pipeline: plan.parallel.stage(group.rank()),
         graphs: plan.graphs.clone(),

@@ -145,6 +145,7 @@ impl BlockPart for TiledFeedForward {
         let normed = input.gather(cx, "all_normed_2", None, up, ranks)?;
         let rows = normed.rows(cx, up)?;
         let of_up = up.saved_adapter(cx, rows.rows(), *record)?;
+        up.make_copies(cx)?;
         let grad_pre = match grad_delta {
             Operand::Plain(grad_output) => self.backward_to_pre(cx, grad_output, rows, of_up, *record)?,
             grad_output => self.backward_to_pre_8_bits(cx, grad_output, rows)?,

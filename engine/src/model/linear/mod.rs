@@ -475,6 +475,7 @@ impl Linear {
     ) -> Result<()> {
         match (&self.weight.fp8, grad_output) {
             (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
+                fp8.make_copies_for_gradient(cx)?;
                 cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.columns, grad_input, false) })
             }
             _ => cx.run(Gemm::dgrad(grad_output.plain(), self.weight.weight, grad_input, epilogue)),

@@ -5,6 +5,7 @@ use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use engine::model::{BalanceGroup, ContextTransfers, GptShape, SampleRow};
 use engine::optimizer::{MomentTypes, SkipStep};
+use engine::params::Sharding;
 use engine::precision::Precision;
 use graph_manager::Mempool;
 
@@ -101,10 +102,20 @@ pub fn cases() -> Vec<Case> {
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
     let context = |context: usize, layout: Layout| Layout { context, ..layout };
     let whole_experts = |expert: usize, layout: Layout| Layout { expert, expert_tensor: 1, ..layout };
-    let cases: [(&str, Layout, Change); 69] = [
+    let cases: [(&str, Layout, Change); 72] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
+        ("data 2, divided gradients", data, |run| Run { sharding: Sharding::Gradients, ..run }),
+        ("stages 2, chunks 2, data 2, divided weights", Layout::new(1, 2, 2, 2), |run| Run {
+            sharding: Sharding::Weights,
+            microbatches: 4,
+            ..run
+        }),
+        ("8 bits, delayed, tensor 2, data 2, divided weights", Layout::new(2, 1, 1, 2), |run| Run {
+            sharding: Sharding::Weights,
+            ..fp8(run, Fp8Recipe::Delayed)
+        }),
         ("data 4, bf16 sums", Layout::new(1, 1, 1, 4), |run| Run { grad_reduce: DType::Bf16, ..run }),
         ("tensor 2, sequence", tensor, |run| run),
         ("tensor 2", without_sequence(tensor), |run| run),

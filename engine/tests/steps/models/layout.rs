@@ -27,6 +27,8 @@ pub struct Layout {
     pub expert: usize,
     /// Ranks that share each expert: 1, or those that share layers.
     pub expert_tensor: usize,
+    /// Groups of ranks that each divide what ranks with other tokens divide.
+    pub copies: usize,
     /// Rows of experts go straight to their places, as between GPUs that reach each other's memory.
     pub moves_rows: bool,
 }
@@ -47,6 +49,7 @@ impl Layout {
             zero_bubble,
             expert,
             expert_tensor,
+            copies: 1,
             moves_rows,
         }
     }
@@ -55,7 +58,17 @@ impl Layout {
     pub fn mesh(&self, key_head_copies: usize) -> Mesh {
         let Layout { tensor, context, stages: pipeline, expert, expert_tensor, .. } = *self;
         let ranks = self.ranks();
-        Mesh::new(MeshSizes { ranks, tensor, key_head_copies, context, expert, expert_tensor, pipeline }).unwrap()
+        Mesh::new(MeshSizes {
+            ranks,
+            tensor,
+            key_head_copies,
+            context,
+            expert,
+            expert_tensor,
+            pipeline,
+            copies: self.copies,
+        })
+        .unwrap()
     }
 
     pub fn ranks(&self) -> usize {

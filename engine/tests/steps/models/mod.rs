@@ -17,7 +17,7 @@ use engine::model::{
     Scaling, TensorParallel, Windows, gpt_part, mlp,
 };
 use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
-use engine::params::MasterForm;
+use engine::params::{MasterForm, Sharding};
 use engine::passes::PassName;
 use engine::precision::Precision;
 use engine::step::{Stage, StageOptions, StepResult, StepSettings};
@@ -173,6 +173,8 @@ pub struct Run {
     /// What ranks that divide sequences exchange.
     pub context: ContextTransfers,
     pub distributed_optimizer: bool,
+    /// What ranks with other tokens divide, if not only what `distributed_optimizer` says.
+    pub sharding: Sharding,
     /// The type of sums of gradients over data-parallel ranks.
     pub grad_reduce: DType,
     /// This rank's stage of a pipeline, and the blocks of each part of the model.
@@ -241,6 +243,7 @@ impl Run {
             sequence: false,
             context: ContextTransfers::Keys,
             distributed_optimizer: false,
+            sharding: Sharding::Nothing,
             grad_reduce: DType::F32,
             stage: PipelineStage::single(),
             blocks: Vec::new(),
@@ -323,7 +326,7 @@ impl Run {
             skip_step: self.skip_step,
             moments: self.moments,
             bucket_bytes: 4096,
-            distributed_optimizer: self.distributed_optimizer,
+            sharding: if self.distributed_optimizer { self.sharding.max(Sharding::State) } else { self.sharding },
             grad_reduce: self.grad_reduce,
             pipeline: match self.overlaps {
                 true => PipelineStage::new(self.stage.schedule().overlapping().unwrap(), self.stage.stage()),

@@ -3,6 +3,7 @@
 use common::Choice;
 use common::format::{bytes, count, counted};
 use data::Source;
+use engine::params::Sharding;
 use parallel::{Axis, MeshSizes};
 use serde_json::{Value, json};
 
@@ -53,7 +54,8 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
         "expert": mesh.size(Axis::Expert),
         "expert_tensor": mesh.sizes().expert_tensor,
         "sequence_parallel": config.parallel.sequence_parallel,
-        "distributed_optimizer": config.parallel.distributed_optimizer,
+        "distributed_optimizer": plan.parallel.sharding > Sharding::Nothing,
+        "data_parallel_sharding": plan.parallel.sharding.word(),
         "overlap_microbatches": plan.parallel.schedule.overlaps(),
         "recompute": config.recompute.granularity,
         "keeps_attention": keeps_attention(plan),
@@ -195,7 +197,9 @@ fn options(plan: &RunPlan) -> String {
     let config = &plan.config;
     let words = [
         (config.parallel.sequence_parallel, "sp"),
-        (config.parallel.distributed_optimizer, "do"),
+        (plan.parallel.sharding == Sharding::State, "do"),
+        (plan.parallel.sharding == Sharding::Gradients, "zero2"),
+        (plan.parallel.sharding == Sharding::Weights, "zero3"),
         (config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble, "zb"),
         (plan.parallel.schedule.overlaps(), "overlap"),
         (config.recompute.granularity == RecomputeGranularity::Selective, "selective"),
@@ -251,7 +255,9 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     for (has, flag) in [
         (experts_are_whole(plan), "--expert-tensor-parallel-size 1"),
         (config.parallel.sequence_parallel, "--sequence-parallel"),
-        (config.parallel.distributed_optimizer, "--use-distributed-optimizer"),
+        (plan.parallel.sharding == Sharding::State, "--use-distributed-optimizer"),
+        (plan.parallel.sharding == Sharding::Gradients, "--data-parallel-sharding-strategy optim_grads"),
+        (plan.parallel.sharding == Sharding::Weights, "--data-parallel-sharding-strategy optim_grads_params"),
         (
             config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
             "--set parallel.pipeline_schedule=zero_bubble",

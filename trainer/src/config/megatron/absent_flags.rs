@@ -59,15 +59,18 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&[], "a channel turns with that half a head away", OUT), &["rotary-interleaved"]),
     (Refused(&[], "all blocks have the same positions", OUT), &["no-rope-freq"]),
     // Where weights, gradients and the state of the optimizer lie.
-    (Refused(&[], "weights are whole on each data-parallel rank, state of the optimizer is divided", "--use-distributed-optimizer"), &[
-        "use-megatron-fsdp", "use-custom-fsdp", "keep-fp8-transpose-cache-when-using-custom-fsdp",
-        "megatron-fsdp-*", "fsdp-*", "torch-fsdp2-*", "data-parallel-sharding-strategy",
-        "outer-dp-sharding-strategy", "suggested-communication-unit-size", "keep-fp8-transpose-cache",
+    (Ignored(Nothing, "--data-parallel-sharding-strategy says what data-parallel ranks divide"), &[
+        "use-megatron-fsdp", "use-custom-fsdp",
+    ]),
+    (Refused(&["no_shard"], "all data-parallel ranks divide alike", "--data-parallel-sharding-strategy"), &[
+        "outer-dp-sharding-strategy",
+    ]),
+    (Refused(&[], "ranks divide the blocks one by one, in one way", "--data-parallel-sharding-strategy"), &[
+        "keep-fp8-transpose-cache-when-using-custom-fsdp",
+        "megatron-fsdp-*", "fsdp-*", "torch-fsdp2-*",
+        "suggested-communication-unit-size", "keep-fp8-transpose-cache",
         "enable-full-sharding-in-hsdp", "create-all-gather-group", "no-strict-fsdp-dtensor-load",
         "disable-strict-fsdp-dtensor-load", "init-model-with-meta-device",
-    ]),
-    (Refused(&["1"], "state of the optimizer is divided over all data-parallel ranks", OUT), &[
-        "num-distributed-optimizer-instances",
     ]),
     (Refused(&[], "weights stay on the GPU; all large activations of a block leave it, and whole parameters' state of the optimizer, which the GPU updates", "--offload-activation-layers, or --offload-optimizer"), &[
         "use-torch-optimizer-for-cpu-offload",

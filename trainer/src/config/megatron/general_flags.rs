@@ -9,7 +9,6 @@ use crate::config::RunConfig;
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
 const TOKENIZERS: &str = "a tokenizer is `byte`, a Hugging Face tokenizer.json, or a folder with one";
-const GRID: &str = "ranks are divided into tensor, context, pipeline and data parallelism";
 const WEIGHTS_TOGETHER: &str = "resuming restores all of a checkpoint's state; a new run can start from weights alone";
 const ONE_WAY: &str = "the trainer has one way to do this";
 const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
@@ -196,7 +195,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("window-attn-skip-freq", Refused(&[], "the blocks with a window are given as a list that repeats", "--window-pattern [1,1,0] for two with, one without")),
     ("use-rope-scaling", Refused(&[], "the scaling is given as numbers", "--rope-scaling [8,1,4,8192]")),
     ("ddp-bucket-size", Refused(&[], "buckets are counted in MiB of gradients, not in parameters", "--bucket-mib 153 for 40 million parameters in f32")),
-    ("use-torch-fsdp2", Refused(&[], GRID, "--use-distributed-optimizer")),
+    ("use-torch-fsdp2", Sets("parallel.data_parallel_sharding", "optim_grads_params")),
     ("finetune", Refused(&[], WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
     ("no-load-optim", Refused(&[], WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
     ("no-save-optim", Refused(&[], WITHIN_CHECKPOINT, "leave it out")),

@@ -12,8 +12,9 @@ use super::trl::{
 };
 
 const BATCH: &str = "--micro-batch-size, and --global-batch-size with its product with gradient_accumulation_steps and the number of ranks";
-const DIVIDED: &str = "state of the optimizer is divided over ranks (ZeRO stage 1), weights and gradients are not";
-const DISTRIBUTED: &str = "--use-distributed-optimizer";
+const SHARDING: &str =
+    "--data-parallel-sharding-strategy optim, optim_grads or optim_grads_params (ZeRO stages 1 to 3)";
+const UNITS: &str = "ranks divide the blocks one by one, in one way";
 const REDUCED: &str = "gradients are always reduced in buckets, during backward";
 const NOWHERE: &str = "nothing is sent anywhere";
 const UPLOAD: &str = "trainer convert --to hf, then hf upload";
@@ -208,9 +209,9 @@ pub(super) const NAMES: &[OtherName] = &[
     without("remove_unused_columns", LOADER, OUT),
     without("label_names", LOADER, OUT),
     without("dataloader_*", LOADER, OUT),
-    without("deepspeed", DIVIDED, DISTRIBUTED),
-    without("fsdp", DIVIDED, DISTRIBUTED),
-    without("fsdp_*", DIVIDED, DISTRIBUTED),
+    becomes("deepspeed", SHARDING, zero_stage),
+    becomes("fsdp", SHARDING, fsdp),
+    without("fsdp_*", UNITS, SHARDING),
     without("accelerator_config", "ranks have a launcher of their own", "trainer launch -n RANKS -- FLAGS"),
     without(
         "parallelism_config",
@@ -438,5 +439,30 @@ fn optimizer(value: &Value, _: &Settings) -> Made {
         other => {
             Err(format!("the optimizers are adamw, muon, lion and sgd, with moments of 32 or 16 bits, not {other}"))
         }
+    }
+}
+
+/// Accelerate's strategies. Beside them words say how layers are wrapped.
+fn fsdp(value: &Value, _: &Settings) -> Made {
+    let words = text(value);
+    let word = |name: &str| words.contains(name);
+    match () {
+        () if words.trim_matches(['[', ']', ' ']).is_empty() || word("no_shard") => none(),
+        () if word("hybrid") => Err("all data-parallel ranks divide alike, on all nodes".into()),
+        () if word("full_shard") => one("parallel.data_parallel_sharding", "optim_grads_params"),
+        () if word("shard_grad_op") => one("parallel.data_parallel_sharding", "optim_grads"),
+        () => Err(format!("{words} names no strategy that is known")),
+    }
+}
+
+/// The stage of DeepSpeed's settings. They are mostly in a file of their own.
+fn zero_stage(value: &Value, _: &Settings) -> Made {
+    let stage = value.get("zero_optimization").and_then(|zero| number(zero.get("stage")?));
+    match stage {
+        Some(0.0) => none(),
+        Some(1.0) => one("parallel.data_parallel_sharding", "optim"),
+        Some(2.0) => one("parallel.data_parallel_sharding", "optim_grads"),
+        Some(3.0) => one("parallel.data_parallel_sharding", "optim_grads_params"),
+        _ => Err(format!("the ZeRO stage is in DeepSpeed's own file: {SHARDING}")),
     }
 }

@@ -9,7 +9,7 @@ use super::settings::{
     set, set_as, shown, text, with, without,
 };
 
-const WEIGHTS: &str = "state of the optimizer is divided over ranks, weights are not";
+const AGAIN: &str = "blocks are gathered again in backward";
 const EIGHT_BITS: &str = "--fp8-format hybrid with --fp8-recipe";
 const LOGS: &str = "metrics.jsonl has a line for every step";
 const EXPORT: &str = "a checkpoint always holds weights and optimizer; `trainer convert` writes weights alone";
@@ -68,12 +68,9 @@ pub(super) const NAMES: &[OtherName] = &[
     without("training.gc_debug", "there is no garbage collector", OUT),
     same("debug.seed", "train.seed"),
     same("debug.deterministic", "train.deterministic"),
-    becomes(
-        "parallelism.data_parallel_replicate_degree",
-        "leave it out: ranks that share no layers divide the batch",
-        replicate,
-    ),
-    becomes("parallelism.data_parallel_shard_degree", "--use-distributed-optimizer", shard).by_default("-1"),
+    becomes("parallelism.data_parallel_replicate_degree", "--num-distributed-optimizer-instances", replicate),
+    becomes("parallelism.data_parallel_shard_degree", "--data-parallel-sharding-strategy optim_grads_params", shard)
+        .by_default("-1"),
     same("parallelism.tensor_parallel_degree", "parallel.tensor").by_default("1"),
     same("parallelism.pipeline_parallel_degree", "parallel.pipeline").by_default("1"),
     becomes(
@@ -102,7 +99,7 @@ pub(super) const NAMES: &[OtherName] = &[
     same("parallelism.expert_parallel_degree", "parallel.expert").by_default("1"),
     becomes("parallelism.expert_tensor_parallel_degree", "--expert-tensor-parallel-size", expert_tensor)
         .by_default("1"),
-    without("parallelism.fsdp_reshard_after_forward", WEIGHTS, OUT),
+    without("parallelism.fsdp_reshard_after_forward", AGAIN, OUT),
     without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
     without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
     without("parallelism.enable_compiled_autograd", "there is no autograd", OUT),
@@ -233,10 +230,11 @@ fn batch(value: &Value, settings: &Settings) -> Made {
     Ok(vec![set("train.micro_batch_size", shown(local)), global])
 }
 
+/// Ranks that divide nothing have no groups that divide it.
 fn replicate(value: &Value, settings: &Settings) -> Made {
-    match number(value) {
-        Some(1.0) => none(),
-        _ => Err(format!("all {} ranks that share no layers divide the batch", data_ranks(settings))),
+    match (number(value), settings.number("parallelism.data_parallel_shard_degree")) {
+        (Some(1.0), _) | (_, Some(1.0)) => none(),
+        _ => one("parallel.optimizer_instances", text(value)),
     }
 }
 
@@ -244,8 +242,8 @@ fn shard(value: &Value, _: &Settings) -> Made {
     if number(value) == Some(1.0) {
         return none();
     }
-    let how = format!("data_parallel_shard_degree {}: {WEIGHTS}", text(value));
-    Ok(vec![set_as("parallel.distributed_optimizer", "true", how)])
+    let how = format!("data_parallel_shard_degree {}", text(value));
+    Ok(vec![set_as("parallel.data_parallel_sharding", "optim_grads_params", how)])
 }
 
 /// Without expert ranks torchtitan takes the tensor-parallel ranks, whatever is set.

@@ -103,6 +103,7 @@ impl Matrices {
         grad: Operand,
         order: &ExpertRows,
     ) -> Result<Tensor> {
+        self.param.fp8.map_or(Ok(()), |fp8| fp8.make_copies_for_gradient(cx))?;
         let copy = self.param.fp8.map(|fp8| fp8.columns);
         let k = self.param.weight.shape.last();
         self.product(cx, name, (GroupedProduct::InputGradient, k), grad, copy, order)

@@ -1,0 +1,30 @@
+//! What ranks with other tokens divide beyond the parts that they divide in any case.
+
+/// What the ranks that have other tokens divide of a parameter. Each choice includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Master weights and the optimizer's state (ZeRO stage 1, Rajbhandari et al., 2020).
+    State,
+    /// The gradients of layers between embedding and head too (ZeRO stage 2). After each backward of a layer the ranks
+    /// sum its gradients, and each keeps the sum of its part. The layers take turns in two buffers for whole gradients.
+    Gradients,
+    /// The weights of these layers too (ZeRO stage 3). They are gathered before each forward and each backward of a
+    /// layer, one layer ahead. The layers take turns in two buffers for whole weights. Embedding and head would need
+    /// whole buffers of their own, so their weights and gradients stay whole.
+    Weights,
+}
+
+impl Sharding {
+    /// The name of the choice among users.
+    pub fn word(self) -> &'static str {
+        match self {
+            Sharding::Nothing => "no_shard",
+            Sharding::State => "optim",
+            Sharding::Gradients => "optim_grads",
+            Sharding::Weights => "optim_grads_params",
+        }
+    }
+}
