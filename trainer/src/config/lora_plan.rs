@@ -112,7 +112,7 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
 }
 
 /// Whether a layer is in feed-forward layers.
-pub(super) fn is_in_feed_forward(target: LoraTarget) -> bool {
+fn is_in_feed_forward(target: LoraTarget) -> bool {
     matches!(target, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
 }
 
