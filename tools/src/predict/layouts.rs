@@ -111,7 +111,8 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     Ok(Found { allowed, recorded, best })
 }
 
-/// A recomputed layout that lacks memory, with its feed-forward layers in tiles of tokens, and its estimate.
+/// A recomputed layout that lacks memory, with its feed-forward layers in tiles of tokens and its head in as many pieces, and
+/// its estimate.
 fn in_tiles(
     search: &Search<'_>,
     rough: &Rough,
@@ -125,7 +126,13 @@ fn in_tiles(
     if !lacks || tiles < 2 || plan.parallel.recompute.is_none() || (search.given)("recompute.mlp_tiles") {
         return Ok(None);
     }
-    let tiled = RunPlan::new(with(config, |c| c.recompute.mlp_tiles = tiles), search.ranks).ok();
+    let pieces = tiles.next_power_of_two();
+    let cuts_head = !(search.given)("model.loss_pieces") && tokens.is_multiple_of(pieces);
+    let tiled = with(config, |c| {
+        c.recompute.mlp_tiles = tiles;
+        c.model.loss_pieces = if cuts_head { Some(pieces) } else { c.model.loss_pieces };
+    });
+    let tiled = RunPlan::new(tiled, search.ranks).ok();
     tiled.map(|plan| Ok((rough.estimate(&plan)?, plan))).transpose()
 }
 

@@ -59,7 +59,10 @@ const MEANS: [Means; 6] = [
         (config.recompute.granularity, config.recompute.keep_attention) = (RecomputeGranularity::Full, true);
         (config.recompute.blocks, config.recompute.layers) = (None, 1);
     }),
-    ("... --mlp-tiles 8", |config| config.recompute.mlp_tiles = config.recompute.mlp_tiles.max(8)),
+    ("... --mlp-tiles 8 --loss-pieces 16", |config| {
+        config.recompute.mlp_tiles = config.recompute.mlp_tiles.max(8);
+        config.model.loss_pieces = config.model.loss_pieces.max(Some(16));
+    }),
     ("... without --recompute-keep-attention", |config| config.recompute.keep_attention = false),
     ("... --offload-activation-layers of all blocks", |config| config.offload.activation_layers = 1 << 20),
     ("... --offload-optimizer", |config| {

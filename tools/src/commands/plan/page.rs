@@ -276,6 +276,8 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     flags.extend(blocks.map(|most| format!("--recompute-blocks {most}")));
     let tiles = config.recompute.mlp_tiles;
     flags.extend((tiles > 1).then(|| format!("--mlp-tiles {tiles}")));
+    let pieces = config.model.loss_pieces.filter(|_| tiles > 1);
+    flags.extend(pieces.map(|pieces| format!("--loss-pieces {pieces}")));
     let share = plan.parallel.state_on_host.share();
     flags.extend((share > 0.0).then(|| format!("--offload-optimizer --offload-optimizer-fraction {share}")));
     flags
