@@ -4,7 +4,7 @@ use device::ops::{Fp8Matrix, QuantizeSource, Scale};
 use device::{Area, DType, Device, Result, Shape, Tensor};
 
 use super::counts::{CountCells, Fp8Counts};
-use super::recipe::{Fp8, Fp8Recipe, Scaling};
+use super::recipe::{Fp8, Fp8Recipe, Made, Scaling};
 use super::scale_state::{SCALE_STRIDE, ScaleCell, ScaleState};
 use crate::params::{Param, ParamSpec};
 
@@ -28,15 +28,6 @@ pub enum WeightSource {
     Values(QuantizeSource),
     /// `(out, in)`: the ranks that divide the weight have quantised their parts. All parts were gathered here.
     Gathered(Tensor),
-}
-
-/// When the copies of a weight are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// In the first microbatch's forward of each step. They serve all products of the step.
-    OnceAStep,
-    /// In each forward and backward of the weight's layer, in memory that layers share.
-    ForEachUse,
 }
 
 /// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer.

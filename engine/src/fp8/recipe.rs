@@ -137,3 +137,12 @@ impl Fp8 {
         block >= first && block + last < blocks
     }
 }
+
+/// When the copies of a weight are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// In the first microbatch's forward of each step. They serve all products of the step.
+    OnceAStep,
+    /// In each forward and backward of the weight's layer, in memory that layers share.
+    ForEachUse,
+}

@@ -3,7 +3,7 @@
 use device::ops::{Copy, Fp8Matrix, MakeScale, Quantize, Scale, TransposeFp8};
 use graph_manager::Result;
 
-use super::memory::{Fp8Param, Made, WeightSource};
+use super::memory::{Fp8Param, WeightSource};
 use super::operand::QuantizeAs;
 use crate::regions::Region;
 use crate::step_policy::StepContext;

@@ -149,7 +149,8 @@ fn cases() -> (Vec<Case>, Vec<String>) {
             pair.iter().for_each(|&(feature, value)| case[feature] = value);
             case
         });
-        match drawn.into_iter().take(TRIED).chain(simple).find(|case| trial(case).is_some()) {
+        let others = drawn.split_off(TRIED);
+        match drawn.into_iter().chain(simple).chain(others).find(|case| trial(case).is_some()) {
             Some(case) => {
                 let met = pairs(&case);
                 missing.retain(|pair| !met.contains(pair));
