@@ -5,6 +5,7 @@ use graph_manager::Result;
 
 use super::memory::{Fp8Param, WeightSource};
 use super::operand::QuantizeAs;
+use super::recipe::Made;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
