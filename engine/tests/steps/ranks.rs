@@ -61,6 +61,9 @@ fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(
     Layout::new(1, 1, 1, 2).on_ranks(run, on_rank)
 }
 
+/// Random orders that are tried until one of an evaluation differs from that of capture.
+const MOST_SEEDS: u64 = 8;
+
 #[test]
 fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
     let settings = all_settings();
@@ -69,7 +72,11 @@ fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
         assert!(plain.iter().all(|(_, reordered)| *reordered == [0, 0]));
         for (name, options) in &settings[1..] {
             let (mut trained, mut evaluated) = (0, 0);
-            for seed in 0..2 {
+            for seed in 0..MOST_SEEDS {
+                // A gather has few places in an evaluation: some orders are that of capture.
+                if seed >= 2 && (!divided || evaluated > 0) {
+                    break;
+                }
                 let shuffled = replayed(divided, options, Some(seed));
                 for ((plain, _), (bits, reordered)) in plain.iter().zip(&shuffled) {
                     assert!(plain == bits, "{name}, divided {divided}, seed {seed}");

@@ -8,7 +8,7 @@ use device::ops::{
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Lane, Ranks};
+use parallel::{Axis, Lane, Place, Ranks};
 
 use super::CausalAttention;
 use super::attended::{Attended, AttentionGrads};
@@ -18,8 +18,9 @@ use crate::step_policy::StepContext;
 
 /// The ranks that exchange heads.
 pub(super) struct HeadExchange {
-    pub(super) ranks: usize,
-    pub(super) rank: usize,
+    ranks: usize,
+    /// This rank among them.
+    place: Place,
     communicator: Rc<dyn Communicator>,
 }
 
@@ -38,7 +39,7 @@ impl HeadExchange {
     pub(super) fn new(ranks: &Ranks) -> Option<HeadExchange> {
         let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
         let place = ranks.at(Axis::Context);
-        Some(HeadExchange { ranks: place.count, rank: place.index, communicator })
+        Some(HeadExchange { ranks: place.count, place, communicator })
     }
 
     /// From some tokens of all heads, `(batch, tokens, columns)`, to all tokens of some heads,
@@ -63,13 +64,7 @@ impl HeadExchange {
     }
 
     /// The way back: all tokens of some heads go `into` rows of some tokens of all heads.
-    pub(super) fn to_tokens(
-        &self,
-        cx: &mut StepContext<'_>,
-        whole: Tensor,
-        into: Tensor,
-        groups: &[usize],
-    ) -> Result<()> {
+    fn to_tokens(&self, cx: &mut StepContext<'_>, whole: Tensor, into: Tensor, groups: &[usize]) -> Result<()> {
         let &[batch, tokens, columns] = into.shape.sizes() else {
             unreachable!("rows of tokens have three dimensions")
         };
@@ -129,7 +124,7 @@ impl CausalAttention {
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask, dropout) = (self.scores, self.mask, None);
         cx.run(Attention { qkv: whole, keys: None, output, stats, heads, kv_heads, scores, mask, documents, dropout })?;
-        self.with_sinks(cx, Attended { context: output, stats }, Some(exchange))?;
+        self.with_sinks(cx, Attended { context: output, stats }, exchange.place)?;
         let context = tensor_like(cx, "context", &qkv, groups[0])?;
         exchange.to_tokens(cx, output, context, &groups[..1])?;
         Ok(Attended { context, stats })
@@ -150,7 +145,14 @@ impl CausalAttention {
         let grad_output = exchange.to_heads(cx, "grad_context_of_heads", grad_context, &groups[..1])?;
         if let Some(sinks) = &self.sinks {
             let of_heads = Attended { context: output, stats: attended.stats };
-            sinks.gradient_by_heads(cx, exchange, of_heads, grad_output)?;
+            // From all tokens of some heads. Sums are over some tokens of all heads, as of other parameters.
+            if !sinks.is_frozen() {
+                let whole = sinks.summands(cx, of_heads, grad_output, exchange.place)?;
+                let &[batch, tokens, _] = qkv.shape.sizes() else { unreachable!("packed rows have three dimensions") };
+                let here = cx.tensor("grad_sink_summands_here", [batch, tokens, self.heads], DType::F32)?;
+                exchange.to_tokens(cx, whole, here, &[self.heads])?;
+                sinks.sum(cx, here)?;
+            }
         }
         let grad_whole = cx.tensor("grad_qkv_of_heads", whole.shape, grad_qkv.dtype)?;
         cx.run(AttentionBackward {

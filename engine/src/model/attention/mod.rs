@@ -13,6 +13,7 @@ mod sinks;
 use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Mask, Scores};
 use device::{DType, Tensor};
 use graph_manager::Result;
+use parallel::Place;
 
 use self::attended::{Attended, AttentionGrads};
 use self::context::{ContextRanks, Gathered, Travelling};
@@ -220,7 +221,7 @@ impl CausalAttention {
             ContextWay::Heads(exchange) => return self.attend_by_heads(cx, exchange, qkv, documents),
             ContextWay::Ring(ring) if documents.is_none() => {
                 let attended = self.attend_in_ring(cx, ring, qkv)?;
-                return self.with_sinks(cx, attended, None);
+                return self.with_sinks(cx, attended, Place::ALONE);
             }
             ContextWay::Keys(ranks) | ContextWay::Ring(ranks) => {
                 let gathered = ranks.gather(cx, qkv)?;
@@ -234,18 +235,13 @@ impl CausalAttention {
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let (scores, mask) = (self.scores, self.mask);
         cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
-        self.with_sinks(cx, Attended { context, stats }, None)
+        self.with_sinks(cx, Attended { context, stats }, Place::ALONE)
     }
 
-    /// The results of attention over all keys, with the sinks of its heads if there are some. With an exchange these are
-    /// the heads that this rank has in it.
-    fn with_sinks(
-        &self,
-        cx: &StepContext<'_>,
-        attended: Attended,
-        by_heads: Option<&HeadExchange>,
-    ) -> Result<Attended> {
-        self.sinks.as_ref().map_or(Ok(()), |sinks| sinks.join(cx, attended, by_heads))?;
+    /// The results of attention over all keys, with the sinks of its heads if there are some: of the heads at this place in
+    /// an exchange.
+    fn with_sinks(&self, cx: &StepContext<'_>, attended: Attended, place: Place) -> Result<Attended> {
+        self.sinks.as_ref().map_or(Ok(()), |sinks| sinks.join(cx, attended, place))?;
         Ok(attended)
     }
 

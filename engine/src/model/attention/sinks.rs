@@ -6,9 +6,9 @@
 use device::ops::{AddSinks, BiasGrad, KeyPart, SinkGradients};
 use device::{DType, Tensor};
 use graph_manager::Result;
+use parallel::Place;
 
 use super::attended::Attended;
-use super::heads::HeadExchange;
 use crate::microbatch::adds_to_gradients;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::tensor_parallel::Packed;
@@ -41,50 +41,39 @@ impl Sinks {
         self.0.weight
     }
 
-    /// Those of the heads that a rank has in an exchange.
-    fn of_part(&self, exchange: &HeadExchange) -> Tensor {
-        let own = self.0.weight.elements() / exchange.ranks;
-        self.0.weight.view(exchange.rank * own, [own])
+    /// Those of the heads that a rank has in an exchange, at this place in it.
+    fn of_part(&self, place: Place) -> Tensor {
+        let own = self.0.weight.elements() / place.count;
+        self.0.weight.view(place.index * own, [own])
     }
 
-    /// Joins the sinks to attention over all keys.
-    pub(super) fn join(&self, cx: &StepContext<'_>, attended: Attended, by_heads: Option<&HeadExchange>) -> Result<()> {
-        let sinks = by_heads.map_or(self.0.weight, |exchange| self.of_part(exchange));
-        cx.run(AddSinks { attended: part(attended), sinks })
+    /// Joins the sinks to attention over all keys, of the heads at this place in an exchange.
+    pub(super) fn join(&self, cx: &StepContext<'_>, attended: Attended, place: Place) -> Result<()> {
+        cx.run(AddSinks { attended: part(attended), sinks: self.of_part(place) })
     }
 
     /// Computes the gradient, unless the sinks are frozen. The backward of attention reads the same tensors.
     pub(super) fn gradient(&self, cx: &mut StepContext<'_>, attended: Attended, grad_context: Tensor) -> Result<()> {
-        let Some(grad) = self.0.grad else { return Ok(()) };
-        let summands = self.summands(cx, attended, grad_context, self.0.weight)?;
-        sum(cx, summands, grad)
+        if self.is_frozen() {
+            return Ok(());
+        }
+        let summands = self.summands(cx, attended, grad_context, Place::ALONE)?;
+        self.sum(cx, summands)
     }
 
-    /// As [`Sinks::gradient`], of ranks that exchange heads: from all tokens of some heads. Sums are over some tokens of
-    /// all heads, as of other parameters.
-    pub(super) fn gradient_by_heads(
-        &self,
-        cx: &mut StepContext<'_>,
-        exchange: &HeadExchange,
-        attended: Attended,
-        grad_context: Tensor,
-    ) -> Result<()> {
-        let Some(grad) = self.0.grad else { return Ok(()) };
-        let whole = self.summands(cx, attended, grad_context, self.of_part(exchange))?;
-        let &[batch, seq, _] = whole.shape.sizes() else { unreachable!("as they were made") };
-        let heads = self.0.weight.elements();
-        let summands = cx.tensor("grad_sink_summands_here", [batch, seq / exchange.ranks, heads], DType::F32)?;
-        exchange.to_tokens(cx, whole, summands, &[heads])?;
-        sum(cx, summands, grad)
+    pub(super) fn is_frozen(&self) -> bool {
+        self.0.grad.is_none()
     }
 
-    fn summands(
+    /// The summands of the gradient `(batch, seq, heads)`, f32, of the heads at this place in an exchange.
+    pub(super) fn summands(
         &self,
         cx: &mut StepContext<'_>,
         attended: Attended,
         grad_output: Tensor,
-        sinks: Tensor,
+        place: Place,
     ) -> Result<Tensor> {
+        let sinks = self.of_part(place);
         let &[batch, heads, seq] = attended.stats.shape.sizes() else {
             unreachable!("statistics have three dimensions")
         };
@@ -92,12 +81,14 @@ impl Sinks {
         cx.run(SinkGradients { attended: part(attended), grad_output, sinks, summands })?;
         Ok(summands)
     }
+
+    /// Computes the gradient from the summands of all heads.
+    pub(super) fn sum(&self, cx: &StepContext<'_>, summands: Tensor) -> Result<()> {
+        let Some(grad_bias) = self.0.grad else { return Ok(()) };
+        cx.run(BiasGrad { grad_output: summands, grad_bias, accumulate: adds_to_gradients(cx) })
+    }
 }
 
 fn part(Attended { context, stats }: Attended) -> KeyPart {
     KeyPart { output: context, stats }
-}
-
-fn sum(cx: &StepContext<'_>, summands: Tensor, grad: Tensor) -> Result<()> {
-    cx.run(BiasGrad { grad_output: summands, grad_bias: grad, accumulate: adds_to_gradients(cx) })
 }
