@@ -266,7 +266,9 @@ fn keys_at_the_positions_of_other_parts_are_found() {
             Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1))
         })
     };
-    let planted = Planted::new(CONTEXT, [1, 1, 1]);
+    // A ring passes keys round, and has them in any order.
+    let gathered = format!("{CONTEXT} parallel.context_transfers=keys");
+    let planted = Planted::new(&gathered, [1, 1, 1]);
     let verdict = planted.trial.verdict_of(&mut |config, ranks| connected_numbers(config, ranks, reversed)).unwrap();
     let Verdict::Differs(text) = verdict else { panic!("not found") };
     assert!(text.contains("step 1") && text.contains("over the 2 ranks of the context axis"), "{text}");
