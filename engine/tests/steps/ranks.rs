@@ -71,10 +71,12 @@ fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
         let plain = replayed(divided, &settings[0].1, None);
         assert!(plain.iter().all(|(_, reordered)| *reordered == [0, 0]));
         for (name, options) in &settings[1..] {
+            // Of an evaluation only the gathers of a distributed optimizer are on another stream. In larger graphs each layer
+            // waits for one, and a node that waits lets transfers go first, as they do in the order of capture.
+            let may_differ = divided && options.scope == Scope::PerLayer;
             let (mut trained, mut evaluated) = (0, 0);
             for seed in 0..MOST_SEEDS {
-                // A gather has few places in an evaluation: some orders are that of capture.
-                if seed >= 2 && (!divided || evaluated > 0) {
+                if seed >= 2 && (!may_differ || evaluated > 0) {
                     break;
                 }
                 let shuffled = replayed(divided, options, Some(seed));
@@ -85,8 +87,7 @@ fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
                 }
             }
             assert!(trained > 0, "{name}, divided {divided}: every launch had the order of capture");
-            // Only the gathers of a distributed optimizer are on another stream when nothing is reduced.
-            assert!(!divided || evaluated > 0, "{name}: every evaluation had the order of capture");
+            assert!(!may_differ || evaluated > 0, "{name}: every evaluation had the order of capture");
         }
     }
 }
