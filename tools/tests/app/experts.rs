@@ -238,7 +238,6 @@ fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
     let model = "--swiglu --disable-bias-linear --num-experts 4";
     for (flags, needles) in [
         ("--num-experts 4 --disable-bias-linear", &["model.activation = \"gelu\"", "have a gate", "\"swiglu\""][..]),
-        ("--num-experts 4 --swiglu", &["model.bias = true with model.experts = 4", "no biases"]),
         ("MODEL --moe-router-topk 5", &["model.experts_per_token = 5 with model.experts = 4", "once"]),
         ("MODEL --moe-router-topk 1", &["model.router_normalise = true", "--router-normalise=false"]),
         (
