@@ -77,7 +77,7 @@ impl WeightFolder {
             }
             None => {
                 let (name, tensor) = self.part(entry, part)?;
-                entry.layout.from_file(self.joined(name, tensor, experts.clone())?, each, width)
+                entry.layout.as_ours(self.joined(name, tensor, experts.clone())?, each, width)
             }
         };
         let first = experts.start * each;

@@ -26,7 +26,7 @@ impl FileLayout {
     }
 
     /// Whole experts, of `each` rows of `width` values, from the values of a file.
-    pub(super) fn from_file(self, values: Vec<f32>, each: usize, width: usize) -> Vec<f32> {
+    pub(super) fn as_ours(self, values: Vec<f32>, each: usize, width: usize) -> Vec<f32> {
         match self {
             FileLayout::Ours => values,
             FileLayout::Transposed => transposed(&values, width),

@@ -223,7 +223,7 @@ impl WeightFolder {
                 FileLayout::Ours => values.extend(self.joined(name, tensor, here)?),
                 layout => {
                     let whole = self.joined(name, tensor, 0..tensor.shape[0])?;
-                    let whole = layout.from_file(whole, entry.shape[0], entry.width());
+                    let whole = layout.as_ours(whole, entry.shape[0], entry.width());
                     values.extend(&whole[here.start * entry.width()..here.end * entry.width()]);
                 }
             }
