@@ -230,21 +230,21 @@ fn a_run_that_is_killed_while_a_state_is_written_goes_on_from_the_one_before() {
     {
         let (folder, whole) = (Folder::new("states-half"), Folder::new("states-half-whole"));
         let flags =
-            format!("--memory-save-interval 200 --save-interval 0 --eval-interval 0 --log-interval 1000 {flags}");
+            format!("--memory-save-interval 50 --save-interval 0 --eval-interval 0 --log-interval 1000 {flags}");
         let mut run_slow = with_memory(ranks, &folder, &format!("--steps 1000000 {flags}"));
-        let slow = folder.path("memory/step-00000400.tmp").join(file);
+        let slow = folder.path("memory/step-00000100.tmp").join(file);
         break_file(&mut run_slow, &folder.0, &slow, &Fault::Slow(2));
         let child = start_of(run_slow, &folder.0);
-        wait_for("no step is done while a state is written", || (steps_done(&folder.0) > 601).then_some(()));
-        assert_eq!(states_in(&folder.path("memory")), [200], "it has no name before it is complete");
+        wait_for("no step is done while a state is written", || (steps_done(&folder.0) > 151).then_some(()));
+        assert_eq!(states_in(&folder.path("memory")), [50], "it has no name before it is complete");
         let skipped =
-            || log(&folder).contains("no state in memory after step 600: a save is still under way").then_some(());
+            || log(&folder).contains("no state in memory after step 150: a save is still under way").then_some(());
         wait_for("the log does not say that a state is left out", skipped);
         let mut all = crate::harness::children(child.id());
         let killed = all.pop().unwrap_or(child.id());
         signal(killed, "KILL");
         assert!(!output_of(child).status.success());
-        assert!(states_in(&folder.path("memory"))[0] <= 400);
+        assert!(states_in(&folder.path("memory"))[0] <= 100);
         let from = states_in(&folder.path("memory")).pop().unwrap();
         let output = output_of(with_memory(ranks, &folder, &format!("--steps {} {flags}", from + 3)).spawn().unwrap());
         expect(&output, 0, &[&format!("at step {from}, sample {}, from memory", from * 8), "done: loss"]);
