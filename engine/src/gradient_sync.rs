@@ -39,6 +39,22 @@ pub enum Use {
     Later,
 }
 
+/// The divided gradients of a microbatch, as summands of a step's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Summand {
+    /// Those of the first microbatch, which overwrite the sum of the step before.
+    First,
+    /// Those of a later one, which are added.
+    Later,
+}
+
+impl Summand {
+    /// The gradients of a microbatch that is the first of its step, or not.
+    pub fn of(is_first_microbatch: bool) -> Summand {
+        if is_first_microbatch { Summand::First } else { Summand::Later }
+    }
+}
+
 /// Sums gradients over ranks, and gathers the weights that each of them updated.
 pub struct GradientSync {
     ranks: Rc<Ranks>,
@@ -161,16 +177,15 @@ impl GradientSync {
         whole.flat_map(|bucket| self.reduction(bucket)).collect()
     }
 
-    /// The operations that sum the divided gradients of `layer` in a microbatch, and add this rank's part to those of
-    /// the microbatches before, if there are any.
-    pub fn scatter(&self, layer: usize, is_first_microbatch: bool) -> Vec<Op> {
+    /// The operations that sum the divided gradients of `layer` in a microbatch over ranks, and keep or add this rank's part.
+    pub fn scatter(&self, layer: usize, summand: Summand) -> Vec<Op> {
         let of_layer = self.buckets.iter().filter(|bucket| bucket.layer == layer);
         let divided = of_layer.filter(|bucket| bucket.sharding >= Sharding::Gradients);
         let with_part = |bucket: &BucketMemory| {
             let (sum, output) = (part_of(self.ranks.place(bucket.rest), bucket.grads), bucket.owned_grads);
-            let keep = match is_first_microbatch {
-                true => Copy { input: sum, output }.into(),
-                false => Add { a: output, b: sum, output }.into(),
+            let keep = match summand {
+                Summand::First => Copy { input: sum, output }.into(),
+                Summand::Later => Add { a: output, b: sum, output }.into(),
             };
             self.reduction(bucket).into_iter().chain([keep]).collect::<Vec<Op>>()
         };

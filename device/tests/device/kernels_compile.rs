@@ -7,7 +7,7 @@ use rayon::prelude::*;
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
 const TARGETS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
-/// These differ little from an A100 and an H200. They are compiled for with `ALL_KERNELS=1` in the environment.
+/// GPUs that differ little from an A100 or an H200. Kernels are compiled for them with `ALL_KERNELS=1` in the environment.
 const SIMILAR: [&str; 4] = ["sm_86", "sm_89", "sm_100", "sm_120"];
 
 /// Takes longer to compile than all others together, and uses no instruction that only some GPUs have. It is compiled

@@ -1,7 +1,7 @@
 //! What the operations of this program share: their CUDA kernels, and checks of their tensors.
 
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, KernelArgument};
-use device::{DType, Error, Result, Tensor};
+use device::{DType, Error, HostTensors, Result, Tensor, bf16};
 
 /// Elements that a thread of the host computes in a row. It does not depend on the number of threads, so neither do bits.
 pub const CHUNK: usize = 4096;
@@ -19,6 +19,25 @@ pub fn launch(function: &'static str, count: usize, arguments: Vec<KernelArgumen
 /// The kernel for tensors of that type, of the two of a name.
 pub fn of_type(dtype: DType, names: [&'static str; 2]) -> &'static str {
     names[usize::from(dtype == DType::Bf16)]
+}
+
+/// The values of a tensor on the host, f32 or bf16, in f32.
+pub fn read(tensors: &mut HostTensors<'_>, tensor: &Tensor) -> Result<Vec<f32>> {
+    match tensor.dtype {
+        DType::Bf16 => Ok(tensors.read::<bf16>(tensor)?.iter().map(|value| value.to_f32()).collect()),
+        _ => tensors.read::<f32>(tensor).map(<[f32]>::to_vec),
+    }
+}
+
+/// Writes values to a tensor on the host, rounded to its type.
+pub fn write(tensors: &mut HostTensors<'_>, tensor: &Tensor, values: impl Iterator<Item = f32>) -> Result<()> {
+    match tensor.dtype {
+        DType::Bf16 => {
+            tensors.write(tensor)?.iter_mut().zip(values).for_each(|(to, value)| *to = bf16::from_f32(value))
+        }
+        _ => tensors.write(tensor)?.iter_mut().zip(values).for_each(|(to, value)| *to = value),
+    }
+    Ok(())
 }
 
 /// Fails unless a tensor is f32.

@@ -2,9 +2,9 @@
 
 use device::cuda::{CudaWork, GpuProperties};
 use device::ops::{Accesses, Control, CustomOp};
-use device::{DType, Float, HostTensors, Result, Tensor, bf16};
+use device::{HostTensors, Result, Tensor};
 
-use crate::kernels::{self, CHUNK, of_type};
+use crate::kernels::{self, of_type};
 
 /// `output = max(pre, 0)^2`.
 #[derive(Debug)]
@@ -29,28 +29,14 @@ impl CustomOp for Square {
     }
 
     fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        match self.pre.dtype {
-            DType::Bf16 => self.run::<bf16>(tensors),
-            _ => self.run::<f32>(tensors),
-        }
+        let pre = kernels::read(tensors, &self.pre)?;
+        kernels::write(tensors, &self.output, pre.iter().map(|pre| pre.max(0.0).powi(2)))
     }
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
         let count = self.pre.elements();
         let name = of_type(self.pre.dtype, ["square_f32", "square_bf16"]);
         Some(kernels::launch(name, count, vec![self.pre.into(), self.output.into(), (count as u64).into()]))
-    }
-}
-
-impl Square {
-    fn run<T: Float>(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        let (pre, output) = (tensors.read::<T>(&self.pre)?, tensors.write::<T>(&self.output)?);
-        tensors.pool().for_each_chunk(output, CHUNK, |chunk, output| {
-            for (output, pre) in output.iter_mut().zip(&pre[chunk * CHUNK..]) {
-                *output = T::from_f32(pre.to_f32().max(0.0).powi(2));
-            }
-        });
-        Ok(())
     }
 }
 
@@ -83,10 +69,11 @@ impl CustomOp for SquareBackward {
     }
 
     fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        match self.pre.dtype {
-            DType::Bf16 => self.run::<bf16>(tensors),
-            _ => self.run::<f32>(tensors),
-        }
+        let control: Control = bytemuck::pod_read_unaligned(tensors.read::<u8>(&self.control)?);
+        let (pre, grad) = (kernels::read(tensors, &self.pre)?, kernels::read(tensors, &self.grad)?);
+        let scale = self.factor * control.grad_scale;
+        let gradient = |(pre, grad): (&f32, &f32)| 2.0 * pre.max(0.0) * (grad + scale * pre.max(0.0).powi(2));
+        kernels::write(tensors, &self.grad_pre, pre.iter().zip(&grad).map(gradient))
     }
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
@@ -95,23 +82,6 @@ impl CustomOp for SquareBackward {
         let (pre, grad, grad_pre) = (self.pre.into(), self.grad.into(), self.grad_pre.into());
         let arguments = vec![pre, grad, grad_pre, self.control.into(), self.factor.into(), (count as u64).into()];
         Some(kernels::launch(name, count, arguments))
-    }
-}
-
-impl SquareBackward {
-    fn run<T: Float>(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        let control: Control = bytemuck::pod_read_unaligned(tensors.read::<u8>(&self.control)?);
-        let scale = self.factor * control.grad_scale;
-        let (pre, grad) = (tensors.read::<T>(&self.pre)?, tensors.read::<T>(&self.grad)?);
-        let grad_pre = tensors.write::<T>(&self.grad_pre)?;
-        tensors.pool().for_each_chunk(grad_pre, CHUNK, |chunk, grad_pre| {
-            let read = pre[chunk * CHUNK..].iter().zip(&grad[chunk * CHUNK..]);
-            for (grad_pre, (pre, grad)) in grad_pre.iter_mut().zip(read) {
-                let x = pre.to_f32().max(0.0);
-                *grad_pre = T::from_f32(2.0 * x * (grad.to_f32() + scale * x * x));
-            }
-        });
-        Ok(())
     }
 }
 
@@ -141,10 +111,9 @@ impl CustomOp for Activity {
     }
 
     fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        match self.pre.dtype {
-            DType::Bf16 => self.run::<bf16>(tensors),
-            _ => self.run::<f32>(tensors),
-        }
+        let pre = kernels::read(tensors, &self.pre)?;
+        let term = |row: &[f32]| 0.5 * self.factor * row.iter().map(|pre| pre.max(0.0).powi(4)).sum::<f32>();
+        kernels::write(tensors, &self.values, pre.chunks(self.pre.shape.last()).map(term))
     }
 
     fn cuda_work(&self, _: &GpuProperties) -> Option<CudaWork<'_>> {
@@ -156,19 +125,9 @@ impl CustomOp for Activity {
     }
 }
 
-impl Activity {
-    fn run<T: Float>(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        let (pre, values) = (tensors.read::<T>(&self.pre)?, tensors.write::<f32>(&self.values)?);
-        for (value, row) in values.iter_mut().zip(pre.chunks(self.pre.shape.last())) {
-            *value = 0.5 * self.factor * row.iter().map(|pre| pre.to_f32().max(0.0).powi(4)).sum::<f32>();
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use device::{Device, HostOptions, Shape};
+    use device::{DType, Device, HostOptions, Shape};
 
     use super::*;
 

@@ -227,7 +227,7 @@ impl QuantizeAs<'_> {
         self.cell.filter(|_| cx.mode().trains())
     }
 
-    /// The one scale of `source`.
+    /// The scale of a `source` that has one scale.
     fn one_scale(&self, cx: &mut StepContext<'_>, source: QuantizeSource) -> Result<Tensor> {
         let delayed = self.delayed(cx);
         let scale = delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?;

@@ -37,11 +37,11 @@ pub trait OwnPart: Debug + Send + Sync {
 /// A parameter of an [`OwnPart`], f32 as a master weight, and in the model's precision where layers read it.
 #[derive(Clone, Debug)]
 pub struct OwnParam {
-    /// Its name within the block: that of the model's parameter is `h.BLOCK.mlp.NAME`.
+    /// The name within the block: that of the model's parameter is `h.BLOCK.mlp.NAME`.
     pub name: &'static str,
-    /// Its sizes.
+    /// The sizes, `(out features, in features)` of a linear weight.
     pub sizes: Vec<usize>,
-    /// Its first values.
+    /// The first values.
     pub init: Init,
 }
 

@@ -19,7 +19,7 @@ use device::{Communicator, Op};
 use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 
 use super::name::PassName;
-use crate::gradient_sync::{GradientSync, Use};
+use crate::gradient_sync::{GradientSync, Summand, Use};
 use crate::graph_options::Scope;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -77,7 +77,8 @@ impl Buckets {
         };
         let divides = gradients.divides();
         let all_sums = |layer: usize| -> Vec<Op> {
-            let scatters = [true, false].into_iter().flat_map(|is_first| gradients.scatter(layer, is_first));
+            let scatters =
+                [Summand::First, Summand::Later].into_iter().flat_map(|summand| gradients.scatter(layer, summand));
             scatters.chain(gradients.reduce(layer)).collect()
         };
         Buckets {

@@ -8,7 +8,7 @@ use device::{Communicator, Tensor};
 use graph_manager::{Phase, Result, TensorTree};
 use parallel::{Axis, Task};
 
-use crate::gradient_sync::{GradientSync, Use};
+use crate::gradient_sync::{GradientSync, Summand, Use};
 use crate::graph_options::Scope;
 use crate::hooks::after_layer;
 use crate::inputs::Inputs;
@@ -346,7 +346,7 @@ impl StepProgram {
             return Ok(());
         }
         let whole = if cx.is_last_microbatch() { self.gradients.reduce(layer) } else { Vec::new() };
-        let divided = self.gradients.scatter(layer, cx.is_first_microbatch());
+        let divided = self.gradients.scatter(layer, Summand::of(cx.is_first_microbatch()));
         divided.into_iter().chain(whole).try_for_each(|op| cx.run(op))
     }
 
@@ -366,8 +366,8 @@ impl StepProgram {
         let gradients = &self.gradients;
         let layers = gradients.layers().into_iter().rev();
         let left = layers.filter(|layer| !gradients.divides() || gradients.first_layer() == Some(*layer));
-        let of_layer =
-            |layer| gradients.scatter(layer, cx.microbatches() == 1).into_iter().chain(gradients.reduce(layer));
+        let summand = Summand::of(cx.microbatches() == 1);
+        let of_layer = |layer| gradients.scatter(layer, summand).into_iter().chain(gradients.reduce(layer));
         let buckets = left.flat_map(of_layer);
         buckets.chain(gradients.sum(self.numbers.sums)).try_for_each(|op| cx.run(op))?;
         if let Some(beyond) = self.numbers.beyond {

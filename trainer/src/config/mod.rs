@@ -31,6 +31,7 @@ pub mod optimizer_plan;
 pub(crate) mod optimizers;
 pub mod options;
 pub mod other_names;
+mod own_plan;
 pub mod parallel_plan;
 pub mod param_groups;
 pub mod plan;

@@ -8,7 +8,7 @@ pub(super) trait GateFunction: Copy + Sync {
     /// Of the gate.
     fn value(self, gate: f32) -> f32;
 
-    /// Its derivative.
+    /// The gate's derivative.
     fn derivative(self, gate: f32) -> f32;
 
     /// Of the gated value.
@@ -17,7 +17,7 @@ pub(super) trait GateFunction: Copy + Sync {
         up
     }
 
-    /// Its derivative.
+    /// The gate's derivative.
     #[inline(always)]
     fn other_derivative(self, _up: f32) -> f32 {
         1.0

@@ -41,7 +41,7 @@ impl Sinks {
         self.0.weight
     }
 
-    /// Those of the heads that a rank has in an exchange, at this place in it.
+    /// `(heads / ranks)`, f32: the sinks of the heads that the rank at this place in an exchange has.
     fn of_part(&self, place: Place) -> Tensor {
         let own = self.0.weight.elements() / place.count;
         self.0.weight.view(place.index * own, [own])

@@ -12,6 +12,7 @@
 //! layer.
 
 mod spec;
+mod tiles;
 
 use std::rc::Rc;
 
@@ -30,7 +31,6 @@ use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::precision::{Precision, Product};
 use crate::step_policy::StepContext;
-use crate::tile::Tile;
 pub(crate) use spec::LinearSpec;
 
 /// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, if there is one, bias `(out)`.
@@ -201,53 +201,6 @@ impl Linear {
         Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)
     }
 
-    /// Memory for the rows of an input in 8 bits that are made [tile by tile](Linear::quantize_input).
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub(crate) fn input_rows(&self, cx: &mut StepContext<'_>, rows: usize) -> Result<Fp8Matrix> {
-        self.fp8().input_as(cx).rows(cx, rows, self.input_width())
-    }
-
-    /// The same of an output gradient.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub(crate) fn grad_output_rows(&self, cx: &mut StepContext<'_>, rows: usize) -> Result<Fp8Matrix> {
-        self.fp8().grad_output_as().rows(cx, rows, self.width())
-    }
-
-    /// Writes a tile of an input in 8 bits to the copy of all `rows`.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn quantize_input(
-        &self,
-        cx: &mut StepContext<'_>,
-        source: QuantizeSource,
-        rows: Fp8Matrix,
-        tile: Tile,
-    ) -> Result<()> {
-        let quantize_as = self.fp8().input_as(cx);
-        Operand::quantize_tile(cx, source, rows, tile, quantize_as)
-    }
-
-    /// Writes a tile of an output gradient in 8 bits to the copy of all `rows`. The bias gradient is computed on the
-    /// way.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub(crate) fn quantize_grad_output(
-        &self,
-        cx: &mut StepContext<'_>,
-        source: QuantizeSource,
-        rows: Fp8Matrix,
-        tile: Tile,
-    ) -> Result<()> {
-        let quantize_as = QuantizeAs { sums: self.bias_grad(), ..self.fp8().grad_output_as() };
-        Operand::quantize_tile(cx, source, rows, tile, quantize_as)
-    }
-
     fn quantized_grad_output(
         &self,
         cx: &mut StepContext<'_>,
@@ -386,8 +339,7 @@ impl Linear {
         Ok((ranks.reduce(cx, names[1], output)?, saved))
     }
 
-    /// This rank's product of a row-parallel layer's forward, with [memory for what adapters
-    /// save](Linear::saved_adapter).
+    /// The partial sum of a row-parallel layer's forward, with [memory for what adapters save](Linear::saved_adapter).
     pub(crate) fn row_parallel_product(
         &self,
         cx: &mut StepContext<'_>,
