@@ -123,10 +123,10 @@ def main(case, make_model):
         dist.init_process_group("nccl", device_id=device)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = make_model(case)
-    if case.lora_rank:
-        add_adapters(model, case.lora_rank)
-    model.to(device)
+    with device:  # billions of weights take minutes on a CPU
+        model = make_model(case)
+        if case.lora_rank:
+            add_adapters(model, case.lora_rank)
     if case.float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
