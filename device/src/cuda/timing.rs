@@ -4,10 +4,12 @@ use super::driver::{DeviceMemory, RawEvent, RawStream};
 use super::kernels::{Arg, Grid, Kernels};
 use crate::{BufferId, DType, Result, Shape, Tensor};
 
-/// How often each candidate is measured.
+/// How often each candidate is measured at most.
 const ROUNDS: usize = 5;
-/// Consecutive runs in one measurement.
+/// Consecutive runs in one measurement at most.
 const RUNS: usize = 3;
+/// A candidate that has run for so many milliseconds, measured, is not measured again.
+const ENOUGH_MS: f32 = 60.0;
 /// Work that takes at least so many milliseconds is measured again at the settled clock. Only candidates with a short
 /// measurement of at most [`CLOSE`] times the best take part, and at most [`FINALISTS`] of them.
 const LONG_MS: f32 = 0.25;
@@ -21,7 +23,7 @@ const WINDOW_MS: f32 = 40.0;
 /// Median milliseconds of a run of each candidate. `None` for candidates that fail.
 ///
 /// Candidates take turns, so that a change of clock speeds affects all of them alike. Each turn begins with a run that
-/// is not measured.
+/// is not measured. Work on long samples takes a second: the first round tells which candidates are worth more.
 ///
 /// # Errors
 /// The driver's.
@@ -35,18 +37,30 @@ pub(super) fn medians(
     let (start, end) = (RawEvent::timed()?, RawEvent::timed()?);
     let mut times = vec![Vec::new(); candidates];
     for _ in 0..ROUNDS {
-        for candidate in (0..candidates).filter(|candidate| usable[*candidate]) {
+        for candidate in contenders(&times).into_iter().filter(|candidate| usable[*candidate]) {
+            let runs = times[candidate].first().map_or(1, |once| (ENOUGH_MS / once).clamp(1.0, RUNS as f32) as usize);
             run(candidate)?;
             stream.record(&start)?;
-            for _ in 0..RUNS {
+            for _ in 0..runs {
                 run(candidate)?;
             }
             stream.record(&end)?;
             end.synchronize()?;
-            times[candidate].push(start.elapsed_ms(&end)? / RUNS as f32);
+            times[candidate].push(start.elapsed_ms(&end)? / runs as f32);
         }
     }
     Ok(times.into_iter().map(median).collect())
+}
+
+/// The candidates that one more round measures, by the rounds so far. Long work that is far from the best, or that has run
+/// for long, needs no more.
+fn contenders(times: &[Vec<f32>]) -> Vec<usize> {
+    let best = times.iter().filter_map(|times| median(times.clone())).min_by(f32::total_cmp).unwrap_or(0.0);
+    let goes_on = |times: &[f32]| match median(times.to_vec()) {
+        Some(time) if best >= LONG_MS => time <= best * CLOSE * CLOSE && times.iter().sum::<f32>() < ENOUGH_MS,
+        _ => true,
+    };
+    (0..times.len()).filter(|candidate| goes_on(&times[*candidate])).collect()
 }
 
 /// Measures the best candidates of long work again, each alone for so long that the clock has settled to the power that it
@@ -166,6 +180,15 @@ mod tests {
         assert_eq!(median(Vec::new()), None);
         assert_eq!(fastest(&[Some(3.0), None, Some(1.0), Some(2.0)]), Some((2, 1.0)));
         assert_eq!(fastest(&[None]), None);
+    }
+
+    #[test]
+    fn long_work_is_measured_until_it_has_run_for_long_and_while_it_is_close_to_the_best() {
+        let (long, far) = (vec![ENOUGH_MS], vec![ENOUGH_MS * 2.0]);
+        assert_eq!(contenders(&[vec![], vec![]]), [0, 1]);
+        assert_eq!(contenders(&[long, far]), [] as [usize; 0]);
+        assert_eq!(contenders(&[vec![1.0], vec![1.2], vec![1.3], vec![]]), [0, 1, 3]);
+        assert_eq!(contenders(&[vec![0.01; 4], vec![0.03; 4]]), [0, 1]);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use device::cuda::PeerWindow;
-use device::ops::CollectiveKind;
-use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
+use device::ops::{AttentionBackward, CollectiveKind};
+use device::{Communicator, DType, Device, Error, HostOptions, Op, Request, Tensor};
 use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Ranks;
@@ -75,9 +75,27 @@ fn dry_device() -> Result<Device, RunError> {
     Ok(Device::host(HostOptions { threads: 1, check: false, dry: true })?)
 }
 
-/// The memory of a recorded stage, with its graphs, and libraries that take so many bytes.
-fn expected(stage: &mut Stage, libraries: usize) -> Memory {
-    Memory { graphs: graph_bytes(stage), libraries, ..Memory::planned(stage) }
+/// The memory of a stage whose steps of so many microbatches are recorded, with its graphs, and libraries that take so many
+/// bytes without scratch.
+fn expected(stage: &mut Stage, microbatches: usize, libraries: usize) -> Memory {
+    let mut scratch = 0;
+    stage.graphs().list(Mode::Train.into(), microbatches, |entry| {
+        scratch = scratch.max(entry.op.as_ref().map_or(0, attention_scratch));
+    });
+    Memory { graphs: graph_bytes(stage), libraries: libraries + scratch, ..Memory::planned(stage) }
+}
+
+/// Bytes of scratch of an attention's backward by cuDNN: it adds up gradients of queries in f32, and has gradients of
+/// keys and values for each head before they are summed over the heads of a group. Measured on an H200:
+/// `bench/results/2026-11-30-four-h200.md`.
+fn attention_scratch(op: &Op) -> usize {
+    let Op::AttentionBackward(AttentionBackward { grad_output, heads, kv_heads, .. }) = op else { return 0 };
+    // Our own kernels, which compute in f32, have none.
+    if grad_output.dtype != DType::Bf16 {
+        return 0;
+    }
+    let of_groups = if kv_heads < heads { 2 * grad_output.dtype.size() } else { 0 };
+    grad_output.elements() * (DType::F32.size() + of_groups)
 }
 
 /// The memory that a rank needs.
@@ -88,7 +106,7 @@ pub(super) fn memory(plan: &RunPlan, rank: usize, network: &Network) -> Result<M
     let device = dry_device()?;
     let (group, taken) = group(plan, rank, network)?;
     let mut stage = recorded_stage(plan, &device, &group, None)?;
-    Ok(expected(&mut stage, taken))
+    Ok(expected(&mut stage, plan.batch.microbatches(), taken))
 }
 
 /// A rank's step of the global batch.
@@ -118,7 +136,7 @@ pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Resul
         let device = dry_device()?;
         let (group, taken) = group(&plan, rank, network)?;
         let mut stage = recorded_stage(&plan, &device, &group, None)?;
-        let memory = expected(&mut stage, taken);
+        let memory = expected(&mut stage, plan.batch.microbatches(), taken);
         let mut builder = Builder::new(plan.clone(), network.clone(), ranks.into(), communicators);
         let mode = if plan.frozen.are_all() { Mode::Evaluate } else { Mode::Train };
         for mode in stage.first_forwards().into_iter().chain([mode]) {

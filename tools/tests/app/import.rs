@@ -220,6 +220,9 @@ fn settings_of_other_trainers_keep_their_meaning() {
         &table,
         "[parallel]\ndata_parallel_sharding = \"optim_grads_params\"\n[train]\nglobal_batch_size = 32\n",
     );
+    let never = "[parallelism]\ndata_parallel_shard_degree = 4\nfsdp_reshard_after_forward = \"never\"\n";
+    let (table, _) = imported("job.toml", never, "", 4);
+    assert_values(&table, "[parallel]\ndata_parallel_sharding = \"optim_grads\"\n");
     let (table, page) = imported("job.toml", "[training]\nsteps = 20\n[metrics]\nlog_freq = 7\n", "", 1);
     assert_values(&table, "[parallel]\ndata_parallel_sharding = \"optim_grads_params\"\n");
     assert_comments(&page, &[&["data_parallel_shard_degree = -1: the number of ranks is not known", "--ranks N"]]);

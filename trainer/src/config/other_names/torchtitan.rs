@@ -9,7 +9,6 @@ use super::settings::{
     set, set_as, shown, text, with, without,
 };
 
-const AGAIN: &str = "blocks are gathered again in backward";
 const EIGHT_BITS: &str = "--fp8-format hybrid with --fp8-recipe";
 const LOGS: &str = "metrics.jsonl has a line for every step";
 const EXPORT: &str = "a checkpoint always holds weights and optimizer; `trainer convert` writes weights alone";
@@ -69,8 +68,12 @@ pub(super) const NAMES: &[OtherName] = &[
     same("debug.seed", "train.seed"),
     same("debug.deterministic", "train.deterministic"),
     becomes("parallelism.data_parallel_replicate_degree", "--num-distributed-optimizer-instances", replicate),
-    becomes("parallelism.data_parallel_shard_degree", "--data-parallel-sharding-strategy optim_grads_params", shard)
-        .by_default("-1"),
+    becomes(
+        "parallelism.data_parallel_shard_degree",
+        "--data-parallel-sharding-strategy optim_grads_params, or optim_grads where blocks are kept between forward and backward",
+        shard,
+    )
+    .by_default("-1"),
     same("parallelism.tensor_parallel_degree", "parallel.tensor").by_default("1"),
     same("parallelism.pipeline_parallel_degree", "parallel.pipeline").by_default("1"),
     becomes(
@@ -99,7 +102,11 @@ pub(super) const NAMES: &[OtherName] = &[
     same("parallelism.expert_parallel_degree", "parallel.expert").by_default("1"),
     becomes("parallelism.expert_tensor_parallel_degree", "--expert-tensor-parallel-size", expert_tensor)
         .by_default("1"),
-    without("parallelism.fsdp_reshard_after_forward", AGAIN, OUT),
+    with(
+        "parallelism.fsdp_reshard_after_forward",
+        "parallelism.data_parallel_shard_degree",
+        "--data-parallel-sharding-strategy optim_grads for never",
+    ),
     without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
     without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
     without("parallelism.enable_compiled_autograd", "there is no autograd", OUT),
@@ -238,12 +245,19 @@ fn replicate(value: &Value, settings: &Settings) -> Made {
     }
 }
 
-fn shard(value: &Value, _: &Settings) -> Made {
+/// By default torchtitan gathers blocks again in backward, but not in a pipeline.
+fn shard(value: &Value, settings: &Settings) -> Made {
     if number(value) == Some(1.0) {
         return none();
     }
+    let in_a_pipeline = settings.number("parallelism.pipeline_parallel_degree").unwrap_or(1.0) > 1.0;
+    let divided = match settings.text("parallelism.fsdp_reshard_after_forward").unwrap_or("default") {
+        "never" => "optim_grads",
+        "default" if in_a_pipeline => "optim_grads",
+        _ => "optim_grads_params",
+    };
     let how = format!("data_parallel_shard_degree {}", text(value));
-    Ok(vec![set_as("parallel.data_parallel_sharding", "optim_grads_params", how)])
+    Ok(vec![set_as("parallel.data_parallel_sharding", divided, how)])
 }
 
 /// Without expert ranks torchtitan takes the tensor-parallel ranks, whatever is set.
