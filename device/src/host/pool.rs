@@ -1,5 +1,7 @@
 //! The threads of a host device.
 
+use rayon::prelude::*;
+
 /// A thread pool of fixed size. With one thread, work runs on the caller.
 ///
 /// Kernels split their work into chunks. The borders of chunks depend on shapes alone, never on the number of threads.
@@ -35,22 +37,12 @@ impl Pool {
 
     /// Calls `work(i, chunk)` for each chunk of `size` elements of `data` (the last may be shorter), in parallel.
     pub fn for_each_chunk<T: Send>(&self, data: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Send + Sync) {
-        use rayon::prelude::*;
-        match &self.threads {
-            Some(pool) if data.len() > size => {
-                pool.install(|| data.par_chunks_mut(size).enumerate().for_each(|(i, chunk)| work(i, chunk)));
-            }
-            _ => data.chunks_mut(size).enumerate().for_each(|(i, chunk)| work(i, chunk)),
-        }
+        self.each_chunk(data, size, &work);
     }
 
     /// Calls `work(i)` for every `i` below `count`, in parallel, and returns the results in order.
     pub fn map<R: Send>(&self, count: usize, work: impl Fn(usize) -> R + Send + Sync) -> Vec<R> {
-        use rayon::prelude::*;
-        match &self.threads {
-            Some(pool) if count > 1 => pool.install(|| (0..count).into_par_iter().map(work).collect()),
-            _ => (0..count).map(work).collect(),
-        }
+        self.map_each(count, &work)
     }
 
     /// As [`Pool::for_each_chunk`] over two slices at once. Each has its own chunk size; both have as many chunks.
@@ -60,7 +52,34 @@ impl Pool {
         (b, size_b): (&mut [B], usize),
         work: impl Fn(usize, &mut [A], &mut [B]) + Send + Sync,
     ) {
-        use rayon::prelude::*;
+        self.each_pair((a, size_a), (b, size_b), &work);
+    }
+}
+
+/// The same for any work. The code of rayon is long: it is made once for a type of data, not for each kernel.
+impl Pool {
+    fn each_chunk<T: Send>(&self, data: &mut [T], size: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        match &self.threads {
+            Some(pool) if data.len() > size => {
+                pool.install(|| data.par_chunks_mut(size).enumerate().for_each(|(i, chunk)| work(i, chunk)));
+            }
+            _ => data.chunks_mut(size).enumerate().for_each(|(i, chunk)| work(i, chunk)),
+        }
+    }
+
+    fn map_each<R: Send>(&self, count: usize, work: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
+        match &self.threads {
+            Some(pool) if count > 1 => pool.install(|| (0..count).into_par_iter().map(work).collect()),
+            _ => (0..count).map(work).collect(),
+        }
+    }
+
+    fn each_pair<A: Send, B: Send>(
+        &self,
+        (a, size_a): (&mut [A], usize),
+        (b, size_b): (&mut [B], usize),
+        work: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+    ) {
         match &self.threads {
             Some(pool) if a.len() > size_a => pool.install(|| {
                 let pairs = a.par_chunks_mut(size_a).zip(b.par_chunks_mut(size_b)).enumerate();
