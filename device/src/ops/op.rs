@@ -246,6 +246,12 @@ operations! {
         JointNormBackward,
         /// Rotary position embedding.
         Rotary,
+        /// Heads of latent attention, packed.
+        PackLatent,
+        /// Gradient of [`PackLatent`].
+        PackLatentBackward,
+        /// Heads with fewer or more channels.
+        ResizeHeads,
         /// Causal attention.
         Attention,
         /// Gradient of [`Attention`].

@@ -4,8 +4,8 @@ use super::fp8_products::{self, Scales};
 use super::sizes::Sizes;
 use super::workbench::Make;
 use super::{
-    attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, norms,
-    products, updates,
+    attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, latent,
+    norms, products, updates,
 };
 use crate::DType;
 
@@ -34,6 +34,7 @@ pub fn all(hopper: bool) -> Vec<Case> {
             elementwise::trials(sizes, dtype, &mut add);
             norms::trials(sizes.rows(), sizes.hidden(), dtype, &mut add);
             attention::trials(sizes, dtype, &mut add);
+            latent::trials(sizes, dtype, &mut add);
             documents::trials(sizes, dtype, &mut add);
             divided::trials(sizes, dtype, &mut add);
             embedding_and_loss::trials(sizes, dtype, &mut add);

@@ -13,6 +13,7 @@ mod fp8_products;
 mod generation;
 mod guard;
 mod joint_norm;
+mod latent;
 #[cfg(test)]
 mod mapped;
 mod norms;

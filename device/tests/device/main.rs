@@ -31,6 +31,7 @@ mod ops_frozen;
 mod ops_gemm_tf32;
 mod ops_head_norm;
 mod ops_joint_norm;
+mod ops_latent;
 mod ops_muon;
 mod ops_norm;
 mod ops_optimizer;

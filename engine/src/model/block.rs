@@ -10,8 +10,8 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::attention::CausalAttentionSpec;
 use super::attention::attended::Attended;
+use super::attention::attention;
 use super::branch::{Branch, SavedBranch};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::feed_forward::feed_forward;
@@ -21,7 +21,7 @@ use super::norm::NormSpec;
 use super::norm_sums::NormSums;
 use super::part::PartSpec;
 use super::saved::Saved;
-use super::shape::{AttentionKind, GptShape};
+use super::shape::GptShape;
 use super::token_cost::TokenCost;
 use crate::graph_options::GraphModule;
 use crate::hooks::after_module;
@@ -80,13 +80,12 @@ fn parts(shape: &GptShape, block: usize) -> Vec<BranchSpec<'_>> {
         let norms = [placement.is_before().then(|| norm(before)), placement.is_after().then(|| norm(after))];
         BranchSpec { module, part, norms }
     };
-    let attention = || branch(GraphModule::ATTENTION, Box::new(CausalAttentionSpec), "ln_1", "post_ln_1");
+    let attention = attention(shape).map(|part| branch(GraphModule::ATTENTION, part, "ln_1", "post_ln_1"));
     let module = match shape.block_experts(block) {
         Some(_) => GraphModule::EXPERTS,
         None => GraphModule::FEED_FORWARD,
     };
     let feed_forward = branch(module, feed_forward(shape, block), "ln_2", "post_ln_2");
-    let attention = (shape.attention != AttentionKind::None).then(attention);
     attention.into_iter().chain([feed_forward]).collect()
 }
 

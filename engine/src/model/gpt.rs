@@ -103,7 +103,7 @@ pub(crate) fn rotary_tables(shape: &GptShape) -> RotaryTables<RotaryTable> {
         return RotaryTables::NONE;
     }
     let positions = shape.max_seq_len;
-    let table = |base, scaling| RotaryTable { positions, head_dim: shape.head_dim(), base, scaling };
+    let table = |base, scaling| RotaryTable { positions, head_dim: shape.rotated_channels(), base, scaling };
     let window_base = window_base.filter(|_| shape.windows.is_some());
     RotaryTables { full: Some(table(base, scaling)), window: window_base.map(|base| table(base, None)) }
 }

@@ -58,5 +58,5 @@ pub use own::{LossRows, OwnLayer, OwnLoss, OwnParam, OwnPart};
 pub use position::{Position, RotaryTable, RotaryTables, Scaling, TokensHere};
 pub use sample_row::{DocumentColumns, PairColumns, References, Restart, SampleRow};
 pub use saved::Saved;
-pub use shape::{AttentionKind, FeedForward, GptShape, NormPlacement, QkNorm, Windows};
+pub use shape::{AttentionKind, FeedForward, GptShape, Latent, NormPlacement, QkNorm, Windows};
 pub use tensor_parallel::{ContextTransfers, TensorParallel};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::ops::{Mask, NormKind, Preference, Scores};
+use device::ops::{LatentHead, Mask, NormKind, Preference, Scores};
 use device::{DType, bf16};
 
 use super::feed_forward::Experts;
@@ -69,6 +69,20 @@ pub enum AttentionKind {
         /// Each head has a learnt score that takes part in the softmax and has no value.
         sinks: bool,
     },
+    /// Keys and values of all heads follow from a narrow vector (DeepSeek-V2, 2024). There is one key head in the sense of
+    /// [`GptShape::kv_heads`], since all ranks compute that vector. It goes with rotary positions.
+    Latent(Latent),
+}
+
+/// The sizes of latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// Width of the vector that queries follow from; `None`: they follow from the residual stream.
+    pub query_rank: Option<usize>,
+    /// Width of the vector that keys and values follow from.
+    pub rank: usize,
+    /// Channels of a head.
+    pub head: LatentHead,
 }
 
 impl AttentionKind {
@@ -256,9 +270,21 @@ impl GptShape {
         self.hidden_dropout > 0.0 || self.attention_dropout > 0.0 || of_adapters > 0.0
     }
 
+    /// Channels of a head that rotate.
+    pub(crate) fn rotated_channels(&self) -> usize {
+        match self.attention {
+            AttentionKind::Latent(latent) => latent.head.rotated,
+            AttentionKind::None | AttentionKind::Grouped { .. } => self.head_dim(),
+        }
+    }
+
     /// How attention makes scores of products.
     pub(crate) fn scores(&self) -> Scores {
-        let scale = self.query_pre_attn_scalar.map(|scalar| (1.0 / scalar.sqrt()) as f32);
+        let of_latent = match self.attention {
+            AttentionKind::Latent(latent) => Some(latent.head.query() as f64),
+            AttentionKind::None | AttentionKind::Grouped { .. } => None,
+        };
+        let scale = self.query_pre_attn_scalar.or(of_latent).map(|scalar| (1.0 / scalar.sqrt()) as f32);
         Scores { scale, soft_cap: self.attention_soft_cap.map(|cap| cap as f32) }
     }
 

@@ -180,6 +180,11 @@ impl Packed {
         Packed { size, units: size }
     }
 
+    /// Rows or columns that every rank stores.
+    pub(crate) fn copied(size: usize) -> Packed {
+        Packed { size, units: 1 }
+    }
+
     /// Whether several of so many ranks store copies of a unit.
     fn has_copies(&self, ranks: usize) -> bool {
         self.units < ranks

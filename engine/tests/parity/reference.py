@@ -3,7 +3,7 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe", "olmoe" and "gptoss" are `transformers`' own classes. For the others norms, activations,
+Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe", "olmoe", "gptoss" and "deepseekv3" are `transformers`' own classes. For the others norms, activations,
 attention, experts and cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
@@ -46,7 +46,7 @@ SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "s
          "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
-            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe", "gptoss": "GptOss"}
+            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe", "gptoss": "GptOss", "deepseekv3": "DeepseekV3"}
 EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance", "balance_over", "z_loss",
                "capacity", "keeps"}
 # Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
@@ -113,7 +113,16 @@ def weight_shapes(case):
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
         for name in (*before, *after):
             shapes |= norm(f"{h}.{name}")
-        shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
+        if case["kind"] == "deepseekv3":
+            c = case["config"]
+            query, of_kv = head_dim * case["heads"], c["qk_nope_head_dim"] + c["v_head_dim"]
+            first = (c["q_lora_rank"] or query) + c["kv_lora_rank"] + c["qk_rope_head_dim"]
+            shapes |= {f"{h}.attn.c_attn.weight": (first, hidden), f"{h}.attn.kv_b_norm.weight": (c["kv_lora_rank"],),
+                       f"{h}.attn.kv_b.weight": (case["heads"] * of_kv, c["kv_lora_rank"])}
+            if c["q_lora_rank"]:
+                shapes |= {f"{h}.attn.q_b_norm.weight": (c["q_lora_rank"],), f"{h}.attn.q_b.weight": (query, c["q_lora_rank"])}
+        else:
+            shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
         if case["kind"] == "qwen2":
             shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
         if case["kind"] in ("qwen3", "qwen3moe", "gemma3"):
@@ -121,7 +130,7 @@ def weight_shapes(case):
         if case["kind"] in ("olmo2", "olmoe"):
             shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
                        f"{h}.attn.k_norm.weight": (head_dim * case["kv_heads"],)}
-        shapes |= linear(f"{h}.attn.c_proj", hidden, head_dim * case["heads"])
+        shapes |= linear(f"{h}.attn.c_proj", hidden, case["config"].get("v_head_dim", head_dim) * case["heads"])
         if case["kind"] == "gptoss":
             shapes |= {f"{h}.attn.sinks": (case["heads"],)}
         if not has_experts(case, i):
@@ -307,6 +316,10 @@ def family_experts(case):
     if "experts" not in case:
         return {}
     experts = case["experts"]
+    if case["kind"] == "deepseekv3":
+        return {"n_routed_experts": experts["count"], "num_experts_per_tok": experts["per_token"], "moe_intermediate_size": experts["ffn"],
+                "n_shared_experts": experts["shared_ffn"] // experts["ffn"], "n_group": 1, "topk_group": 1, "norm_topk_prob": experts["normalise"],
+                "routed_scaling_factor": experts["scale"], "first_k_dense_replace": experts["blocks"].index(True)}
     if experts["score"] != "softmax" or experts["scale"] != 1 or experts["shared_ffn"]:
         raise SystemExit("experts: no such family")
     keys = {"num_experts_per_tok": experts["per_token"], "output_router_logits": True}
@@ -360,6 +373,8 @@ def family_experts_weights(case, w, h, layer):
     if case["kind"] == "mixtral":
         part, names = f"{layer}.block_sparse_moe", ("w1", "w3", "w2")
     named = {f"{part}.gate.weight": w[f"{h}.mlp.router.weight"]}
+    if case["experts"]["shared_ffn"]:
+        named |= gated(w, f"{h}.mlp.shared", f"{part}.shared_experts")
     for e, (up, down) in enumerate(zip(ups, downs, strict=True)):
         matrices = (*up.chunk(2), down)
         named |= {f"{part}.experts.{e}.{name}.weight": matrix for name, matrix in zip(names, matrices, strict=True)}
@@ -373,12 +388,20 @@ def family_weights(case, w):
     named["lm_head.weight"] = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
     for i in range(case["layers"]):
         h, layer = f"h.{i}", f"model.layers.{i}"
-        q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
+        if case["kind"] == "deepseekv3":
+            c, theirs = case["config"], f"{layer}.self_attn"
+            first = w[f"{h}.attn.c_attn.weight"]
+            queries = c["q_lora_rank"] or case["head_dim"] * case["heads"]
+            named |= {f"{theirs}.{'q_a_proj' if c['q_lora_rank'] else 'q_proj'}.weight": first[:queries],
+                      f"{theirs}.kv_a_proj_with_mqa.weight": first[queries:],
+                      f"{theirs}.kv_a_layernorm.weight": w[f"{h}.attn.kv_b_norm.weight"], f"{theirs}.kv_b_proj.weight": w[f"{h}.attn.kv_b.weight"]}
+            if c["q_lora_rank"]:
+                named |= {f"{theirs}.q_a_layernorm.weight": w[f"{h}.attn.q_b_norm.weight"], f"{theirs}.q_b_proj.weight": w[f"{h}.attn.q_b.weight"]}
+        else:
+            q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
+            named |= {f"{layer}.self_attn.{part}_proj.weight": matrix for part, matrix in zip("qkv", (q, k, v), strict=True)}
         named |= family_experts_weights(case, w, h, layer) if has_experts(case, i) else gated(w, f"{h}.mlp", f"{layer}.mlp")
         named |= {
-            f"{layer}.self_attn.q_proj.weight": q,
-            f"{layer}.self_attn.k_proj.weight": k,
-            f"{layer}.self_attn.v_proj.weight": v,
             f"{layer}.self_attn.o_proj.weight": w[f"{h}.attn.c_proj.weight"],
         }
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
@@ -403,7 +426,7 @@ def language_model(case, w, dtype):
     def logits(tokens):
         named = family_weights(case, adapted(case, w))
         out = torch.func.functional_call(model, named, kwargs={"input_ids": tokens}, tie_weights=False)
-        return out.logits, out.router_logits if "experts" in case else []
+        return out.logits, (getattr(out, "router_logits", None) or []) if "experts" in case else []
 
     return logits
 

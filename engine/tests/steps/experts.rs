@@ -1,11 +1,11 @@
 //! Layers of experts: as PyTorch and `transformers` have them, and the same bits in every setting and under every load.
 
 use device::HostValues;
-use device::ops::{Router, Score};
+use device::ops::{LatentHead, Router, Score};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{
-    AttentionKind, BalanceGroup, BalanceLoss, Experts, FeedForward, GptShape, Keeps, NormPlacement, Position, QkNorm,
-    SampleRow, Scaling, Windows,
+    AttentionKind, BalanceGroup, BalanceLoss, Experts, FeedForward, GptShape, Keeps, Latent, NormPlacement, Position,
+    QkNorm, SampleRow, Scaling, Windows,
 };
 use engine::precision::Precision;
 use engine::regions::Mode;
@@ -97,6 +97,26 @@ fn tiny_gpt_oss(precision: Precision) -> GptShape {
     }
 }
 
+/// DeepSeek-V3: queries, keys and values from latents, and a shared expert behind a dense block.
+fn tiny_deepseek(query_rank: Option<usize>) -> GptShape {
+    let head = LatentHead { plain: 6, rotated: 4, value: 8 };
+    let experts = Experts {
+        ffn: 12,
+        shared_ffn: 24,
+        pattern: vec![false, true],
+        router: Router { score: Score::Sigmoid, scale: 2.5, ..FOUR.router },
+        ..FOUR
+    };
+    GptShape {
+        attention: AttentionKind::Latent(Latent { query_rank, rank: 18, head }),
+        kv_heads: 1,
+        head_dim: Some(10),
+        experts: Some(experts),
+        norm_eps: 1e-6,
+        ..tiny_llama(0.0, Precision::F32)
+    }
+}
+
 /// Sigmoids, a scale, a shared expert, a dense block, and both losses of routers, so large that without their gradients
 /// norms and weights would be others.
 pub fn tiny_shared(dropout: f32, over: BalanceGroup) -> GptShape {
@@ -146,6 +166,12 @@ fn an_olmoe_agrees_with_transformers() {
 #[test]
 fn a_gpt_oss_agrees_with_transformers() {
     in_small_steps("gptoss", "gptoss", &F32, tiny_gpt_oss(Precision::F32));
+}
+
+#[test]
+fn a_deepseek_v3_agrees_with_transformers() {
+    in_small_steps("deepseekv3", "deepseekv3", &F32, tiny_deepseek(Some(14)));
+    in_small_steps("deepseekv3-queries", "deepseekv3", &F32, tiny_deepseek(None));
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::ops::Range;
 use device::ops::{NormKind, Rule};
 use device::{DType, Device, HostValues, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{FeedForward, GptShape, Lora, LoraTarget, Position, Scaling, gpt, is_adapter};
+use engine::model::{
+    AttentionKind, FeedForward, GptShape, Latent, Lora, LoraTarget, Position, Scaling, gpt, is_adapter,
+};
 use engine::optimizer::{Muon, ParamGroup};
 use engine::params::Param;
 use engine::precision::Precision;
@@ -186,6 +188,14 @@ fn config(kind: &str, shape: &GptShape) -> serde_json::Value {
     match kind {
         "mistral" => serde_json::json!({ "sliding_window": tokens }),
         "gptoss" => serde_json::json!({ "sliding_window": tokens, "layer_types": layer_types }),
+        "deepseekv3" => {
+            let AttentionKind::Latent(Latent { query_rank, rank, head }) = shape.attention else { panic!("no latent") };
+            serde_json::json!({
+                "q_lora_rank": query_rank, "kv_lora_rank": rank, "qk_nope_head_dim": head.plain,
+                "qk_rope_head_dim": head.rotated, "v_head_dim": head.value, "head_dim": head.rotated,
+                "num_key_value_heads": shape.heads,
+            })
+        }
         "qwen2" | "qwen3" if tokens.is_some() => serde_json::json!({
             "use_sliding_window": true, "sliding_window": tokens, "layer_types": layer_types,
         }),

@@ -36,6 +36,7 @@ const FEATURES: &[&[&str]] = &[
          parallel.expert=2 parallel.expert_tensor=1 train.router_bias_update_rate=0.01 \
          train.balance_loss_over=sequence train.balance_loss_multiplier=0.01",
         "model.preset=olmo2-1b",
+        "model.preset=moonlight-16b-a3b model.experts=4 model.experts_per_token=2 model.query_latent=6",
         "model.preset=gpt-oss-20b model.experts=4 model.experts_per_token=2 model.sliding_window=4",
         "model.preset=gemma2-2b model.sliding_window=4 model.window_pattern=[1,0]",
         "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]",

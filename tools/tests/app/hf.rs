@@ -88,6 +88,8 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("qwen3-moe-step", DataType::Bf16),
         ("olmoe", DataType::F32),
         ("olmoe-tied", DataType::F16),
+        ("deepseek-v2", DataType::F32),
+        ("deepseek-v3", DataType::F32),
         ("gpt-oss", DataType::F32),
         ("gpt-oss-mxfp4", DataType::Bf16),
         ("gemma2", DataType::F32),

@@ -14,6 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -52,6 +56,9 @@ WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"hea
 # Wide enough for blocks of MXFP4.
 GPT_OSS = LLAMA | {"intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5,
                    "head_dim": 12, "rope_theta": 100.0, "rope_scaling": YARN | {"truncate": False}}
+LATENT = LLAMA | {"num_key_value_heads": 4, "kv_lora_rank": 18, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8,
+                  "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_shared_experts": 2,
+                  "first_k_dense_replace": 1}
 # Caps that bend, a window in some layers, and a width with a whole root, which no type rounds.
 GEMMA = {"query_pre_attn_scalar": 7, "sliding_window": 5, "hidden_size": 36}
 CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 5.0}
@@ -121,6 +128,16 @@ MODELS = {
         OlmoeConfig(**LLAMA | {"num_key_value_heads": 4}, num_experts=4, num_experts_per_tok=3, norm_topk_prob=True,
                     tie_word_embeddings=True),
         torch.float16, "5GB",
+    ),
+    "deepseek-v2": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config(**LATENT, q_lora_rank=None, topk_method="greedy", routed_scaling_factor=1.5), torch.float32, "5GB",
+    ),
+    "deepseek-v3": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config(**LATENT, q_lora_rank=14, n_group=1, topk_group=1, routed_scaling_factor=2.446, rope_theta=100.0,
+                         rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}),
+        torch.float32, "5GB",
     ),
     "gpt-oss": (GptOssForCausalLM, GptOssConfig(**GPT_OSS), torch.float32, "5GB"),
     "gpt-oss-mxfp4": (GptOssForCausalLM, GptOssConfig(**GPT_OSS), torch.bfloat16, "5GB"),

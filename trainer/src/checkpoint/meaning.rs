@@ -75,6 +75,11 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         all.extend(number("query_pre_attn_scalar", model.query_pre_attn_scalar));
         all.extend(number("attention_soft_cap", model.attention_soft_cap));
         all.push(("attention_sinks", model.attention_sinks.to_string()));
+        if model.kv_latent.is_some() {
+            let head_dim = model.head_dim.unwrap_or(model.hidden / model.heads.max(1));
+            all.push(("head_dim", head_dim.to_string()));
+            all.push(("rotary_head_dim", model.rotary_head_dim.to_string()));
+        }
         let kv_heads = model.kv_heads.unwrap_or(model.heads);
         all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
         all.extend(model.qk_norm.then(|| ("qk_norm_over", model.qk_norm_over.to_string())));

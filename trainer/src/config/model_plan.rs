@@ -1,11 +1,11 @@
 //! The model of a configuration, checked, with every size.
 
 use common::{Mistakes, UserError};
-use device::ops::NormKind;
+use device::ops::{LatentHead, NormKind};
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, AttentionKind, Experts, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling,
-    TensorParallel, Windows, gpt, gpt_part, mlp,
+    Architecture, AttentionKind, Experts, FeedForward, GptShape, Latent, MlpShape, NormPlacement, Position, QkNorm,
+    Scaling, TensorParallel, Windows, gpt, gpt_part, mlp,
 };
 use parallel::{Axis, Ranks};
 
@@ -177,6 +177,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
     };
     let hidden = model.hidden;
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
+    let attention = mistakes.keep(attention_kind(config, head_dim));
     mistakes.keep(check_head_norms(config));
     let position = mistakes.keep(position(config));
     let mut number = |key, value| mistakes.keep(above_zero(key, value));
@@ -201,7 +202,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         max_seq_len: model.seq_length,
         tied: model.tie_embeddings,
         scaled_embedding: model.scale_embeddings,
-        attention: attention_kind(model),
+        attention: attention?,
         query_pre_attn_scalar: query_pre_attn_scalar?,
         attention_soft_cap: attention_soft_cap?,
         logit_soft_cap: logit_soft_cap?,
@@ -244,11 +245,59 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
     })
 }
 
-fn attention_kind(model: &ModelConfig) -> AttentionKind {
-    match model.attention {
-        true => AttentionKind::Grouped { sinks: model.attention_sinks },
-        false => AttentionKind::None,
+/// The kind of attention; `head_dim` is the channels of a query.
+fn attention_kind(config: &RunConfig, head_dim: usize) -> Result<AttentionKind, UserError> {
+    let model = &config.model;
+    let Some(rank) = model.kv_latent.filter(|_| model.attention) else {
+        return Ok(match model.attention {
+            true => AttentionKind::Grouped { sinks: model.attention_sinks },
+            false => AttentionKind::None,
+        });
+    };
+    let (rotated, plain) = (model.rotary_head_dim, head_dim.saturating_sub(model.rotary_head_dim));
+    let value = model.value_head_dim.unwrap_or(plain);
+    for (key, value, least) in [
+        ("model.kv_latent", rank, 1),
+        ("model.query_latent", model.query_latent.unwrap_or(1), 1),
+        ("model.rotary_head_dim", rotated, 2),
+        ("model.value_head_dim", value, 1),
+    ] {
+        at_least(key, value, least)?;
+        at_most(key, value, 1 << 30)?;
     }
+    require(plain > 0 && rotated.is_multiple_of(2), || {
+        UserError::new(
+            format!("model.rotary_head_dim = {rotated} with {head_dim} channels of a head"),
+            "an even number of a query's channels rotates, and some do not",
+            format!("set model.rotary_head_dim = {}", (head_dim / 4 * 2).max(2)),
+        )
+    })?;
+    for (is_set, what, fix) in [
+        (
+            model.position != PositionEmbedding::Rotary,
+            "a model.position other than \"rotary\"",
+            "model.position = \"rotary\"",
+        ),
+        (model.kv_heads.is_some_and(|heads| heads != 1), "model.kv_heads", "leave model.kv_heads out"),
+        (model.qk_norm, "model.qk_norm = true", "model.qk_norm = false"),
+        (model.attention_sinks, "model.attention_sinks = true", "model.attention_sinks = false"),
+        (config.model.lora_rank > 0, "model.lora_rank", "model.lora_rank = 0"),
+        (config.precision.fp8 != Fp8Choice::None, "precision.fp8", "precision.fp8 = \"none\""),
+        (model.norm == Normalization::LayerNorm, "model.norm = \"layernorm\"", "model.norm = \"rmsnorm\""),
+    ] {
+        require(!is_set, || {
+            UserError::new(
+                format!("model.kv_latent = {rank} with {what}"),
+                "latent attention does not have it",
+                format!("set {fix}"),
+            )
+        })?;
+    }
+    Ok(AttentionKind::Latent(Latent {
+        query_rank: model.query_latent,
+        rank,
+        head: LatentHead { plain, rotated, value },
+    }))
 }
 
 /// Checks that each of its tensors can be held.
@@ -321,7 +370,9 @@ fn heads(config: &RunConfig) -> Result<usize, UserError> {
             format!("set model.hidden = {}", model.hidden.next_multiple_of(model.heads)),
         )
     })?;
-    let kv_heads = model.kv_heads.unwrap_or(model.heads);
+    // All ranks compute a latent.
+    let all = if model.kv_latent.is_some() { 1 } else { model.heads };
+    let kv_heads = model.kv_heads.unwrap_or(all);
     require(model.heads.is_multiple_of(kv_heads), || {
         UserError::new(
             format!("model.heads = {} with model.kv_heads = {kv_heads}", model.heads),

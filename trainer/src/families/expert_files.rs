@@ -30,8 +30,12 @@ pub(super) struct Names {
 const NAMES: Names = Names { module: "mlp", matrices: ["gate_proj", "up_proj", "down_proj"] };
 
 /// How the files of most families hold parameters.
-pub(super) const TENSORS: TensorNames =
-    TensorNames { of: |shape, parameter| tensors(&NAMES, shape, parameter), fused, ..llama_files::TENSORS };
+pub(super) const TENSORS: TensorNames = TensorNames { of: of_most, fused, ..llama_files::TENSORS };
+
+/// The tensors that hold one of our parameters in the files of most families.
+pub(super) fn of_most(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
+    tensors(&NAMES, shape, parameter)
+}
 
 /// The requirements of all these families, without those of Llama's kind.
 pub(super) const REQUIREMENTS: &[Requirement] = &[NO_BIAS, NO_QKV_BIAS, PRE_NORM];

@@ -9,13 +9,14 @@ use serde_json::{Value as Json, json};
 use super::config_json::ConfigJson;
 use super::family::{NamedOptions, Requirement};
 use super::llama_files::{self, Absent};
-use super::requirements::{ATTENTION, DENSE, NO_BIAS, NO_QKV_BIAS, NO_SINKS, ROTARY};
+use super::requirements::{ATTENTION, DENSE, NO_BIAS, NO_LATENT, NO_QKV_BIAS, NO_SINKS, ROTARY};
 use super::windows;
 
 /// The requirements of both families.
 pub(super) const REQUIREMENTS: &[Requirement] = &[
     ATTENTION,
     NO_SINKS,
+    NO_LATENT,
     (|shape| shape.norm == NormKind::Rms1p, "a model.norm other than \"rmsnorm_1p\""),
     (|shape| shape.norm_placement == NormPlacement::Sandwich, "a model.norm_placement other than \"sandwich\""),
     (|shape| shape.feed_forward == FeedForward::GeGlu, "a model.activation other than \"geglu\""),

@@ -8,7 +8,7 @@ use toml::Value;
 
 use super::config_json::ConfigJson;
 use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Size, TensorNames};
-use super::requirements::{ATTENTION, DENSE, NO_SINKS, NO_WINDOWS, NOT_GEMMA, PRE_NORM, USUAL_HEAD_DIM};
+use super::requirements::{ATTENTION, DENSE, NO_LATENT, NO_SINKS, NO_WINDOWS, NOT_GEMMA, PRE_NORM, USUAL_HEAD_DIM};
 use super::training::large;
 
 /// The family. The options' defaults are its choices.
@@ -47,6 +47,7 @@ const FILES: HuggingFace = HuggingFace {
         &[
             ATTENTION,
             NO_SINKS,
+            NO_LATENT,
             NO_WINDOWS,
             PRE_NORM,
             (|shape| shape.norm == NormKind::Layer, "a model.norm other than \"layernorm\""),

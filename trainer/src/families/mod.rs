@@ -10,6 +10,7 @@
 
 mod changes;
 mod config_json;
+mod deepseek;
 mod expert_files;
 mod family;
 mod gemma2;
@@ -62,6 +63,8 @@ pub const FAMILIES: &[ModelFamily] = &[
     gemma2::GEMMA2,
     gemma3::GEMMA3,
     gpt_oss::GPT_OSS,
+    deepseek::DEEPSEEK_V2,
+    deepseek::DEEPSEEK_V3,
     mlp::MLP,
 ];
 
@@ -190,6 +193,8 @@ mod tests {
             ("gemma3-1b", "gemma3_text"),
             ("gemma3-4b", "gemma3_text"),
             ("gpt-oss-20b", "gpt_oss"),
+            ("deepseek-v2-lite", "deepseek_v2"),
+            ("moonlight-16b-a3b", "deepseek_v3"),
         ] {
             assert_eq!(family(&format!("preset = {preset:?}")), Ok(kind));
         }
@@ -217,6 +222,7 @@ mod tests {
             ("qwen3-30b-a3b", "qkv_bias = true", "model.qkv_bias = true"),
             ("qwen3-30b-a3b", "attention_sinks = true", "model.attention_sinks = true"),
             ("gpt-oss-20b", "attention_sinks = false", "model.attention_sinks = false"),
+            ("moonlight-16b-a3b", "router_bias = false", "model.router_bias = false"),
         ] {
             assert_eq!(family(&format!("preset = {preset:?}\n{more}")), Err(differs.into()), "{preset} {more}");
         }
@@ -235,7 +241,11 @@ mod tests {
             let shape = shape(&format!("preset = {preset:?}\nexperts = 4"));
             for (ModelFamily { name, .. }, files) in hugging_face() {
                 let refused = files.unmet(&shape).contains(&"model.experts");
-                assert!(refused || ["Mixtral", "Qwen3-MoE", "OLMoE", "gpt-oss"].contains(name), "{preset}: {name}");
+                assert!(
+                    refused
+                        || ["Mixtral", "Qwen3-MoE", "OLMoE", "gpt-oss", "DeepSeek-V2", "DeepSeek-V3"].contains(name),
+                    "{preset}: {name}"
+                );
             }
         }
     }
@@ -255,6 +265,7 @@ mod tests {
             "gemma2-2b",
             "gemma3-1b",
             "gpt-oss-20b",
+            "moonlight-16b-a3b",
         ] {
             let mut sources = ConfigSources::default();
             sources.set("model.preset", preset, "test").unwrap();

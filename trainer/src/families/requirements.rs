@@ -9,6 +9,8 @@ use super::windows::are_in_all_blocks_or_none;
 pub(super) const ATTENTION: Requirement = (|shape| shape.attention != AttentionKind::None, "model.attention = false");
 pub(super) const NO_SINKS: Requirement =
     (|shape| shape.attention != AttentionKind::Grouped { sinks: true }, "model.attention_sinks = true");
+pub(super) const NO_LATENT: Requirement =
+    (|shape| !matches!(shape.attention, AttentionKind::Latent(_)), "model.kv_latent");
 pub(super) const RMS_NORM: Requirement = (|shape| shape.norm == NormKind::Rms, "a model.norm other than \"rmsnorm\"");
 pub(super) const PRE_NORM: Requirement =
     (|shape| shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\"");
@@ -45,4 +47,4 @@ pub(super) const NOT_GEMMA: &[Requirement] = &[
 ];
 
 /// Of all families of Llama's kind.
-pub(super) const OF_LLAMAS: &[Requirement] = &[ATTENTION, NO_SINKS, RMS_NORM, SWIGLU, ROTARY, ONE_BASE];
+pub(super) const OF_LLAMAS: &[Requirement] = &[ATTENTION, NO_SINKS, NO_LATENT, RMS_NORM, SWIGLU, ROTARY, ONE_BASE];

@@ -14,6 +14,7 @@ mod gates;
 mod gemm;
 mod head_norm;
 mod joint_norm;
+mod latent;
 mod loss;
 mod loss_parallel;
 mod math;

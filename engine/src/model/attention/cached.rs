@@ -4,38 +4,29 @@ use device::Tensor;
 use device::ops::CachedAttention;
 use graph_manager::Result;
 
-use super::CausalAttention;
+use super::attend::AttentionCore;
 use super::sinks::Sinks;
-use crate::fp8::Copies;
 use crate::model::buffers::tensor_like;
 use crate::model::part::DecodeStep;
 use crate::step_policy::StepContext;
 
-impl CausalAttention {
-    /// Keys and values of a token: `2 kv_heads * head_dim`.
-    pub(super) fn keys_and_values(&self) -> usize {
-        self.qkv.width() - self.projection.input_width()
+impl AttentionCore {
+    /// Values of a token in the cache: its keys and values.
+    pub(super) fn cache_width(&self) -> usize {
+        2 * self.kv_heads * (self.width / self.heads)
     }
 
-    /// Forward of new tokens. Their keys and values are added to the cache. Normed values and result are
-    /// `(1, rows, hidden)`.
+    /// The output for new tokens, of packed queries, keys and values `(1, rows, width)`. These keys and values are added to
+    /// the cache.
     ///
     /// # Errors
     /// Errors of the device.
-    pub(super) fn decode_cached(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
+    pub(super) fn decode(&self, cx: &mut StepContext<'_>, qkv: Tensor, step: &DecodeStep) -> Result<Tensor> {
         let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
-        let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
-        let input = self.qkv.input(cx, normed, Copies::Rows)?;
-        self.qkv.forward(cx, &input, projected_qkv, None)?;
-        let qkv = self.make_ready(cx, projected_qkv, step.angles.of(self.mask).copied())?.qkv;
-        let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
-        let (start, scores, mask) = (step.start, self.scores, self.mask);
-        let sinks = self.sinks.as_ref().map(Sinks::of_all);
-        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, scores, mask, sinks })?;
-        let delta = self.projection.output(cx, "attention_out", &context)?;
-        let projected = self.projection.input(cx, context, Copies::Rows)?;
-        self.projection.forward(cx, &projected, delta, None)?;
-        Ok(delta)
+        let &AttentionCore { heads, kv_heads, scores, mask, .. } = self;
+        let output = tensor_like(cx, "context", &qkv, self.width)?;
+        let (start, sinks) = (step.start, self.sinks.as_ref().map(Sinks::of_all));
+        cx.run(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask, sinks })?;
+        Ok(output)
     }
 }

@@ -10,7 +10,7 @@ use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Lane, Place, Ranks};
 
-use super::CausalAttention;
+use super::attend::{Attending, AttentionCore};
 use super::attended::{Attended, AttentionGrads};
 use super::context::block;
 use crate::model::buffers::tensor_like;
@@ -101,14 +101,14 @@ impl HeadExchange {
     }
 }
 
-impl CausalAttention {
+impl AttentionCore {
     /// The columns of queries, keys and values in packed rows.
     fn packed_groups(&self, width: usize) -> [usize; 3] {
         let channels = width / (self.heads + 2 * self.kv_heads);
         [self.heads, self.kv_heads, self.kv_heads].map(|heads| heads * channels)
     }
 
-    /// [`CausalAttention::attend`] of ranks that exchange heads.
+    /// [`AttentionCore::attend`] of ranks that exchange heads.
     pub(super) fn attend_by_heads(
         &self,
         cx: &mut StepContext<'_>,
@@ -135,8 +135,7 @@ impl CausalAttention {
         &self,
         cx: &mut StepContext<'_>,
         exchange: &HeadExchange,
-        (qkv, attended): (Tensor, Attended),
-        documents: Option<Documents>,
+        Attending { qkv, attended, documents, .. }: Attending,
         AttentionGrads { context: grad_context, qkv: grad_qkv }: AttentionGrads,
     ) -> Result<()> {
         let groups = self.packed_groups(qkv.shape.last());

@@ -1,27 +1,27 @@
-//! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
+//! Causal self-attention. Grouped attention is here: packed queries, keys and values, of which there may be fewer key and value
+//! heads than query heads. Latent attention is in `latent.rs`. Both have attention itself in `attend.rs`.
 
+mod attend;
 pub(super) mod attended;
 mod cached;
 mod context;
 mod head_norms;
 mod heads;
 mod joint_norms;
+mod latent;
 mod ready;
 mod ring;
 mod sinks;
 
-use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Mask, Scores};
-use device::{DType, Tensor};
+use device::Tensor;
+use device::ops::{Documents, DropoutPart, DropoutSite};
 use graph_manager::Result;
-use parallel::Place;
 
+use self::attend::{Attending, AttentionCore};
 use self::attended::{Attended, AttentionGrads};
-use self::context::{ContextRanks, Gathered, Travelling};
-use self::heads::HeadExchange;
+use self::latent::LatentAttentionSpec;
 use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
-use self::sinks::Sinks;
 use super::adapter::SavedAdapter;
-use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::hidden::Samples;
@@ -31,16 +31,25 @@ use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
 use super::position::TokensHere;
 use super::saved::Saved;
-use super::shape::GptShape;
-use super::tensor_parallel::{ContextTransfers, Packed, TensorParallel};
+use super::shape::{AttentionKind, GptShape};
+use super::tensor_parallel::{Packed, TensorParallel};
 use super::token_cost::TokenCost;
 use crate::batch_sizes::BatchSizes;
 use crate::fp8::{Copies, Operand};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
-/// Causal self-attention before it has memory.
-pub(crate) struct CausalAttentionSpec;
+/// The attention of a block before it has memory; `None` if blocks have none.
+pub(crate) fn attention(shape: &GptShape) -> Option<Box<dyn PartSpec>> {
+    match shape.attention {
+        AttentionKind::None => None,
+        AttentionKind::Grouped { .. } => Some(Box::new(CausalAttentionSpec)),
+        AttentionKind::Latent(latent) => Some(Box::new(LatentAttentionSpec(latent))),
+    }
+}
+
+/// Grouped attention before it has memory.
+struct CausalAttentionSpec;
 
 impl CausalAttentionSpec {
     /// The layer before attention, with packed queries, keys and values, and the one after it.
@@ -78,17 +87,12 @@ impl PartSpec for CausalAttentionSpec {
         Box::new(CausalAttention {
             qkv,
             projection,
-            heads,
-            kv_heads: builder.of.own_kv_heads(),
-            scores: shape.scores(),
-            mask: shape.mask(block),
+            core: AttentionCore::build(builder, block, builder.of.own_kv_heads(), shape.head_dim()),
             norms: QkNorms::build(builder, block),
-            sinks: Sinks::build(builder, block),
             rotary: builder.step.rotary.of(shape.mask(block)).copied(),
             here: builder.step.here.clone(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
-            context: ContextWay::new(parallel, shape, block),
             ranks: builder.of.parallel.clone(),
             recompute: shape.recompute,
         })
@@ -107,73 +111,23 @@ impl PartSpec for CausalAttentionSpec {
     }
 }
 
-/// Causal self-attention over its parameters.
+/// Grouped attention over its parameters.
 struct CausalAttention {
     /// `((heads + 2 kv_heads) * head_dim, hidden)`: rows of queries, then keys, then values.
     qkv: Linear,
     /// `(hidden, heads * head_dim)`.
     projection: Linear,
-    /// On this rank, as `kv_heads`.
-    heads: usize,
-    kv_heads: usize,
-    /// How scores follow from products.
-    scores: Scores,
-    /// The tokens that a token sees.
-    mask: Mask,
+    core: AttentionCore,
     norms: QkNorms,
-    sinks: Option<Sinks>,
     /// `(max_seq_len, head_dim / 2, 2)`, f32: cosines and sines, or those of the tokens here if ranks divide sequences.
     /// `None` if positions are not rotary.
     rotary: Option<Tensor>,
     here: TokensHere,
     probabilities: DropoutLayer,
     output: DropoutLayer,
-    context: ContextWay,
     ranks: TensorParallel,
     /// Backward recomputes normed values instead of keeping them.
     recompute: bool,
-}
-
-/// How a rank that has a share of each sequence sees the rest.
-enum ContextWay {
-    /// A rank has whole sequences.
-    Whole,
-    /// Keys are gathered.
-    Keys(ContextRanks),
-    /// Keys travel round, where samples are single documents; those of several are gathered.
-    Ring(ContextRanks),
-    /// Heads are exchanged.
-    Heads(HeadExchange),
-}
-
-impl ContextWay {
-    fn new(parallel: &TensorParallel, shape: &GptShape, block: usize) -> ContextWay {
-        let ranks = &parallel.ranks;
-        let keys = || ContextRanks::new(ranks, shape.heads / parallel.size() * shape.head_dim());
-        let has_window = shape.mask(block).within(shape.max_seq_len).window.is_some();
-        let way = match parallel.context {
-            ContextTransfers::Heads => HeadExchange::new(ranks).map(ContextWay::Heads),
-            ContextTransfers::Ring if !has_window => keys().map(ContextWay::Ring),
-            ContextTransfers::Ring | ContextTransfers::Keys => keys().map(ContextWay::Keys),
-        };
-        way.unwrap_or(ContextWay::Whole)
-    }
-
-    /// Sends keys and values on their way, if that is this way's.
-    fn send(&self, cx: &mut StepContext<'_>, qkv: Tensor, documents: Option<Documents>) -> Result<SentKeys> {
-        Ok(match self {
-            ContextWay::Ring(ring) if documents.is_none() => SentKeys::Round(ring.send_round(cx, qkv)?),
-            ContextWay::Keys(ranks) | ContextWay::Ring(ranks) => SentKeys::Gathered(ranks.gather(cx, qkv)?),
-            ContextWay::Whole | ContextWay::Heads(_) => SentKeys::None,
-        })
-    }
-}
-
-/// Keys and values that are under way to this rank.
-enum SentKeys {
-    None,
-    Gathered(Gathered),
-    Round(Travelling),
 }
 
 struct SavedAttention {
@@ -209,91 +163,6 @@ impl CausalAttention {
 }
 
 impl CausalAttention {
-    /// The output of attention over queries, keys and values `qkv`.
-    fn attend(
-        &self,
-        cx: &mut StepContext<'_>,
-        qkv: Tensor,
-        documents: Option<Documents>,
-        dropout: Option<DropoutSite>,
-    ) -> Result<Attended> {
-        let keys = match &self.context {
-            ContextWay::Heads(exchange) => return self.attend_by_heads(cx, exchange, qkv, documents),
-            ContextWay::Ring(ring) if documents.is_none() => {
-                let attended = self.attend_in_ring(cx, ring, qkv)?;
-                return self.with_sinks(cx, attended, Place::ALONE);
-            }
-            ContextWay::Keys(ranks) | ContextWay::Ring(ranks) => {
-                let gathered = ranks.gather(cx, qkv)?;
-                Some(ranks.in_order(cx, gathered)?)
-            }
-            ContextWay::Whole => None,
-        };
-        let BatchSizes { samples: batch, tokens_per_sample: seq } = BatchSizes::of(cx);
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
-        let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
-        let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
-        let (scores, mask) = (self.scores, self.mask);
-        cx.run(Attention { qkv, keys, output: context, stats, heads, kv_heads, scores, mask, documents, dropout })?;
-        self.with_sinks(cx, Attended { context, stats }, Place::ALONE)
-    }
-
-    /// The results of attention over all keys, with the sinks of its heads if there are some: of the heads at this place in
-    /// an exchange.
-    fn with_sinks(&self, cx: &StepContext<'_>, attended: Attended, place: Place) -> Result<Attended> {
-        self.sinks.as_ref().map_or(Ok(()), |sinks| sinks.join(cx, attended, place))?;
-        Ok(attended)
-    }
-
-    /// The backward of [`CausalAttention::attend`]: writes the gradient of `qkv`. Keys may have been `sent`.
-    fn attend_backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        saved: &SavedAttention,
-        qkv: Tensor,
-        sent: Option<SentKeys>,
-        grads: AttentionGrads,
-    ) -> Result<()> {
-        let sent = match sent {
-            Some(sent) => sent,
-            None => self.context.send(cx, qkv, saved.documents)?,
-        };
-        let (attended, documents) = (saved.attended, saved.documents);
-        let AttentionGrads { context: grad_output, qkv: grad_qkv } = grads;
-        if let Some(sinks) = self.sinks.as_ref().filter(|_| !matches!(self.context, ContextWay::Heads(_))) {
-            sinks.gradient(cx, attended, grad_output)?;
-        }
-        let backward = |keys| AttentionBackward {
-            qkv,
-            keys,
-            output: attended.context,
-            stats: attended.stats,
-            grad_output,
-            grad_qkv,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            scores: self.scores,
-            mask: self.mask,
-            documents,
-            dropout: saved.probabilities,
-        };
-        match (&self.context, sent) {
-            (ContextWay::Heads(exchange), _) => {
-                self.attend_by_heads_backward(cx, exchange, (qkv, attended), documents, grads)
-            }
-            (ContextWay::Ring(ring), SentKeys::Round(sent)) => {
-                self.attend_in_ring_backward(cx, ring, (qkv, attended), sent, grads)
-            }
-            (ContextWay::Keys(ranks) | ContextWay::Ring(ranks), SentKeys::Gathered(gathered)) => {
-                let whole = ranks.in_order(cx, gathered)?;
-                let keys = ranks.with_gradient(cx, whole)?;
-                cx.run(backward(Some(keys)))?;
-                ranks.scatter(cx, keys, grad_qkv)
-            }
-            _ => cx.run(backward(None)),
-        }
-    }
-
     /// The forward; attention itself only if its output was not `kept`.
     fn run(
         &self,
@@ -310,7 +179,7 @@ impl CausalAttention {
         let probabilities = self.probabilities.site(cx, record);
         let attended = match kept {
             Some(attended) => attended,
-            None => self.attend(cx, ready.qkv, documents, probabilities)?,
+            None => self.core.attend(cx, ready.qkv, documents, probabilities)?,
         };
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, attended.context, Copies::of_input(cx, true))?;
@@ -361,7 +230,7 @@ impl BlockPart for CausalAttention {
 
         // Only the weight gradient at the end reads it: with sequence parallelism a pass gathers it beside products.
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.ranks)?;
-        let sent = saved.qkv.ready.map(|ready| self.context.send(cx, ready.qkv, saved.documents)).transpose()?;
+        let sent = saved.qkv.ready.map(|ready| self.core.send(cx, ready.qkv, saved.documents)).transpose()?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         let [of_qkv, of_projection] = saved.adapters;
         projection.backward(cx, saved.projected, grad_delta, grad_context, of_projection)?;
@@ -371,7 +240,10 @@ impl BlockPart for CausalAttention {
         };
         let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
-        self.attend_backward(cx, saved, qkv, sent, AttentionGrads { context: grad_context, qkv: grad_qkv })?;
+        let attending =
+            Attending { qkv, attended: saved.attended, documents: saved.documents, dropout: saved.probabilities };
+        let grads = AttentionGrads { context: grad_context, qkv: grad_qkv };
+        self.core.attend_backward(cx, attending, sent, grads)?;
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
@@ -379,11 +251,19 @@ impl BlockPart for CausalAttention {
     }
 
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
-        self.decode_cached(cx, normed, step)
+        let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
+        let input = self.qkv.input(cx, normed, Copies::Rows)?;
+        self.qkv.forward(cx, &input, projected_qkv, None)?;
+        let qkv = self.make_ready(cx, projected_qkv, step.angles.of(self.core.mask).copied())?.qkv;
+        let context = self.core.decode(cx, qkv, step)?;
+        let delta = self.projection.output(cx, "attention_out", &context)?;
+        let projected = self.projection.input(cx, context, Copies::Rows)?;
+        self.projection.forward(cx, &projected, delta, None)?;
+        Ok(delta)
     }
 
     fn cache_width(&self) -> Option<usize> {
-        Some(self.keys_and_values())
+        Some(self.core.cache_width())
     }
 
     fn computes_input(&self) -> bool {

@@ -106,6 +106,6 @@ impl CausalAttention {
     /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
     fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
-        cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
+        cx.run(Rotary { qkv, table, heads: self.core.heads, kv_heads: self.core.kv_heads, inverse })
     }
 }

@@ -12,7 +12,7 @@ use device::ops::{
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use super::CausalAttention;
+use super::attend::AttentionCore;
 use super::attended::{Attended, AttentionGrads};
 use super::context::{ContextRanks, Travelling};
 use crate::batch_sizes::BatchSizes;
@@ -27,7 +27,7 @@ impl ContextRanks {
     }
 }
 
-impl CausalAttention {
+impl AttentionCore {
     /// Attention over the keys of `qkv` itself, or of another rank.
     fn over(&self, qkv: Tensor, keys: Option<RankKeys>, KeyPart { output, stats }: KeyPart) -> Attention {
         let (heads, kv_heads, scores, mask) =
@@ -35,7 +35,7 @@ impl CausalAttention {
         Attention { qkv, keys, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None }
     }
 
-    /// [`CausalAttention::attend`] over keys that travel round.
+    /// [`AttentionCore::attend`] over keys that travel round.
     pub(super) fn attend_in_ring(
         &self,
         cx: &mut StepContext<'_>,
@@ -43,7 +43,7 @@ impl CausalAttention {
         qkv: Tensor,
     ) -> Result<Attended> {
         let BatchSizes { samples, tokens_per_sample: seq } = BatchSizes::of(cx);
-        let (width, stats) = (self.projection.input_width(), [samples, self.heads, seq]);
+        let (width, stats) = (self.width, [samples, self.heads, seq]);
         let own = KeyPart {
             output: tensor_like(cx, "context", &qkv, width)?,
             stats: cx.tensor("attention_stats", stats, DType::F32)?,
@@ -74,7 +74,7 @@ impl CausalAttention {
         Ok(Attended { context: own.output, stats: own.stats })
     }
 
-    /// The backward of [`CausalAttention::attend_in_ring`]: writes the gradient of `qkv`. The `keys` of the rank before
+    /// The backward of [`AttentionCore::attend_in_ring`]: writes the gradient of `qkv`. The `keys` of the rank before
     /// are under way here.
     pub(super) fn attend_in_ring_backward(
         &self,

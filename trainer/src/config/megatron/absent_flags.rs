@@ -26,7 +26,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "disable-mamba-mem-eff-path", "experimental-attention-variant", "attention-output-gate",
         "relative-attention-*",
     ]),
-    (Refused(&[], "keys and values of a head have the width of its queries, and are kept as they are", "--num-query-groups for fewer keys and values"), &[
+    (Refused(&[], "the sizes of latent attention have other names: head_dim has the rotated channels too", "--kv-latent, --query-latent, --head-dim, --rotary-head-dim and --value-head-dim"), &[
         "multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
         "rotary-scaling-factor", "mscale", "mscale-all-dim", "cache-mla-latents", "mla-down-proj-fusion",
     ]),
@@ -40,7 +40,6 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&[], "a feed-forward layer has an activation alone, without offset or bound", "--activation"), &[
         "quick-geglu", "glu-linear-offset", "activation-func-clamp-value", "use-fused-weighted-squared-relu",
     ]),
-    (Refused(&["vanilla"], "softmax is over the tokens alone", OUT), &["softmax-type"]),
     (Refused(&[], "queries and keys have a norm with weights, and no clip", "--qk-norm"), &[
         "qk-l2-norm", "qk-clip", "qk-clip-alpha", "qk-clip-threshold",
     ]),

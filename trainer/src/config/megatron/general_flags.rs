@@ -53,6 +53,9 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("first-last-layers-bf16", Sets("precision.bf16_blocks", "[1, 1]")),
     ("openai-gelu", Sets("model.activation", "gelu")),
     ("swiglu", Sets("model.activation", "swiglu")),
+    ("softmax-type", SetsByValue(&[
+        ("vanilla", &[("model.attention_sinks", "false")]), ("learnable", &[("model.attention_sinks", "true")]),
+    ], "the softmax is over the tokens, or a learnt score of each head too", "--softmax-type learnable")),
     ("untie-embeddings-and-output-weights", Sets("model.tie_embeddings", "false")),
     ("use-rotary-position-embeddings", Sets("model.position", "rotary")),
     ("recompute-activations", Sets("recompute.granularity", "selective")),

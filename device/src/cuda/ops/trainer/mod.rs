@@ -13,6 +13,7 @@ mod gemm;
 pub(in crate::cuda) mod gemm_epilogue;
 mod head_norm;
 mod joint_norm;
+mod latent;
 mod loss;
 mod loss_parallel;
 mod muon;

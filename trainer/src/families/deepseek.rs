@@ -1,0 +1,305 @@
+//! DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention, and experts of which one is shared. `DeepseekV2ForCausalLM` and
+//! `DeepseekV3ForCausalLM` in `transformers`; Moonlight (Liu et al., 2025) is of the second kind. Choices of experts within
+//! groups, as the largest models have them, are refused.
+
+use common::UserError;
+use device::ops::Score;
+use engine::model::{AttentionKind, GptShape, Latent, Position, Scaling};
+use serde_json::{Value as Json, json};
+use toml::Value;
+
+use super::config_json::{ConfigJson, MOST_LAYERS};
+use super::expert_files::{self, every, value};
+use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Requirement, Size, TensorNames};
+use super::llama_files::{self, Absent};
+use super::requirements::{
+    EXPERTS, NO_BIAS, NO_QKV_BIAS, NO_SCORE_CAP, NO_WINDOWS, ONE_BASE, PRE_NORM, RMS_NORM, ROTARY, SWIGLU,
+};
+use super::training::large_with_experts;
+
+/// The family of V2.
+pub const DEEPSEEK_V2: ModelFamily = ModelFamily {
+    name: "DeepSeek-V2",
+    choices: r#"norm = "rmsnorm"; norm_eps = 1e-6; activation = "swiglu"; position = "rotary"; rope_base = 10000.0;
+                bias = false; residual_init = "plain"; tie_embeddings = false; kv_latent = 512; rotary_head_dim = 64;
+                router_normalise = false"#,
+    // config.json of deepseek-ai/DeepSeek-V2-Lite. Learning rates are as in the paper.
+    sizes: &[Size {
+        name: "deepseek-v2-lite",
+        model: r#"layers = 27; hidden = 2048; heads = 16; head_dim = 192; value_head_dim = 128; ffn = 10944;
+                  experts = 64; experts_per_token = 6; expert_ffn = 1408; shared_expert_ffn = 2816; vocab = 102400;
+                  seq_length = 4096; rope_scaling = [40.0, 4096.0, 32.0, 1.0, 1.0]; rope_scaling_type = "yarn";
+                  query_pre_attn_scalar = 75.98208793209287;
+                  expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#,
+        training: &large_with_experts("4.2e-4", "0.003"),
+    }],
+    hugging_face: Some(&FILES_V2),
+};
+
+/// The family of V3.
+pub const DEEPSEEK_V3: ModelFamily = ModelFamily {
+    name: "DeepSeek-V3",
+    choices: r#"norm = "rmsnorm"; norm_eps = 1e-6; activation = "swiglu"; position = "rotary"; rope_base = 10000.0;
+                bias = false; residual_init = "plain"; tie_embeddings = false; kv_latent = 512; rotary_head_dim = 64;
+                router_score = "sigmoid"; router_bias = true"#,
+    // config.json of moonshotai/Moonlight-16B-A3B.
+    sizes: &[Size {
+        name: "moonlight-16b-a3b",
+        model: r#"layers = 27; hidden = 2048; heads = 16; head_dim = 192; value_head_dim = 128; ffn = 11264;
+                  experts = 64; experts_per_token = 6; expert_ffn = 1408; shared_expert_ffn = 2816; vocab = 163840;
+                  seq_length = 8192; rope_base = 50000.0; norm_eps = 1e-5; router_scale = 2.446;
+                  expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#,
+        training: &large_with_experts("4.2e-4", "0.001"),
+    }],
+    hugging_face: Some(&FILES_V3),
+};
+
+/// Of both families.
+const REQUIREMENTS: &[Requirement] = &[
+    (|shape| latent(shape).is_some(), "no model.kv_latent"),
+    RMS_NORM,
+    SWIGLU,
+    ROTARY,
+    ONE_BASE,
+    PRE_NORM,
+    NO_BIAS,
+    NO_QKV_BIAS,
+    NO_WINDOWS,
+    NO_SCORE_CAP,
+    (|shape| shape.logit_soft_cap.is_none(), "model.logit_soft_cap"),
+    (|shape| !shape.scaled_embedding, "model.scale_embeddings = true"),
+    EXPERTS,
+    (
+        |shape| every(shape, |experts| experts.shared_ffn > 0 && experts.shared_ffn.is_multiple_of(experts.ffn)),
+        "a model.shared_expert_ffn that is no multiple of expert_ffn",
+    ),
+    (dense_blocks_come_first, "dense blocks of model.expert_pattern behind others"),
+];
+
+const FILES_V2: HuggingFace = HuggingFace {
+    model_type: "deepseek_v2",
+    class: "DeepseekV2ForCausalLM",
+    requirements: &[
+        REQUIREMENTS,
+        &[
+            (
+                |shape| every(shape, |experts| experts.router.score == Score::Softmax),
+                "a model.router_score other than \"softmax\"",
+            ),
+            (|shape| every(shape, |experts| !experts.router.normalise), "model.router_normalise = true"),
+            (|shape| every(shape, |experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
+        ],
+    ],
+    keys: &[
+        Keys { read: |config| options(config, &ABSENT_V2), write: config_json },
+        Keys {
+            read: |config| {
+                config.is_known("topk_method", &[json!("greedy")])?;
+                config.is_known("scoring_func", &[json!("softmax")])?;
+                config.is_known("norm_topk_prob", &[json!(false)]).map(|()| Vec::new())
+            },
+            write: |_| json!({ "topk_method": "greedy", "norm_topk_prob": false }),
+        },
+    ],
+    tensors: TENSORS,
+};
+
+const FILES_V3: HuggingFace = HuggingFace {
+    model_type: "deepseek_v3",
+    class: "DeepseekV3ForCausalLM",
+    requirements: &[
+        REQUIREMENTS,
+        &[
+            (
+                |shape| every(shape, |experts| experts.router.score == Score::Sigmoid),
+                "a model.router_score other than \"sigmoid\"",
+            ),
+            (|shape| every(shape, |experts| experts.bias_update_rate.is_some()), "model.router_bias = false"),
+        ],
+    ],
+    keys: &[
+        Keys { read: |config| options(config, &ABSENT_V3), write: config_json },
+        Keys {
+            read: |config| {
+                config.is_known("topk_method", &[json!("noaux_tc")])?;
+                config.is_known("scoring_func", &[json!("sigmoid")])?;
+                config.is_known("rope_interleave", &[json!(true)])?;
+                Ok(vec![("router_normalise", config.flag_or("norm_topk_prob", true)?.into())])
+            },
+            write: |shape| {
+                json!({
+                    "rope_interleave": true, "norm_topk_prob": value(shape, |experts| experts.router.normalise),
+                })
+            },
+        },
+    ],
+    tensors: TENSORS,
+};
+
+/// The values that `transformers` takes if a `config.json` lacks a key.
+struct AbsentSizes {
+    of_llama: Absent,
+    query_rank: i64,
+    experts: i64,
+    shared: i64,
+    expert_ffn: i64,
+    dense_blocks: i64,
+    scale: f64,
+    /// Groups of experts; a number above 1 is refused, and so is its absence.
+    groups: Option<i64>,
+}
+
+const ABSENT_V2: AbsentSizes = AbsentSizes {
+    of_llama: Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-6, rope_base: 1e4 },
+    query_rank: 1536,
+    experts: 64,
+    shared: 2,
+    expert_ffn: 1407,
+    dense_blocks: 0,
+    scale: 1.0,
+    groups: None,
+};
+
+const ABSENT_V3: AbsentSizes = AbsentSizes {
+    of_llama: Absent { kv_heads: None, head_dim: None, context: 4096, norm_eps: 1e-6, rope_base: 1e4 },
+    query_rank: 1536,
+    experts: 256,
+    shared: 1,
+    expert_ffn: 2048,
+    dense_blocks: 3,
+    scale: 2.5,
+    groups: Some(8),
+};
+
+/// The shortest number that is this one in f32.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
+}
+
+fn latent(shape: &GptShape) -> Option<Latent> {
+    match shape.attention {
+        AttentionKind::Latent(latent) => Some(latent),
+        AttentionKind::None | AttentionKind::Grouped { .. } => None,
+    }
+}
+
+/// The number of dense blocks before those of experts.
+fn dense_blocks(shape: &GptShape) -> usize {
+    (0..shape.layers).take_while(|&block| shape.block_experts(block).is_none()).count()
+}
+
+fn dense_blocks_come_first(shape: &GptShape) -> bool {
+    (dense_blocks(shape)..shape.layers).all(|block| shape.block_experts(block).is_some())
+}
+
+fn options(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<NamedOptions, UserError> {
+    config.is_known("attention_bias", &[json!(false)])?;
+    config.is_known("moe_layer_freq", &[json!(1)])?;
+    if config.get("num_nextn_predict_layers").as_i64().unwrap_or(0) != 0 {
+        return Err(config.refuse("num_nextn_predict_layers", "it is 0: the trainer predicts the next token alone"));
+    }
+    let groups = config.get("n_group").as_i64().or(absent.groups.filter(|_| !config.has("n_group"))).unwrap_or(1);
+    if groups != 1 {
+        return Err(config.refuse("n_group", "it is 1: experts are chosen among all"));
+    }
+    let mut options = llama_files::options(config, &absent.of_llama)?;
+    options.retain(|(name, _)| !["kv_heads", "head_dim"].contains(name));
+    let (plain, rotated) = (config.whole_or("qk_nope_head_dim", 128)?, config.whole_or("qk_rope_head_dim", 64)?);
+    let query_rank = match config.has("q_lora_rank") && config.get("q_lora_rank").is_null() {
+        true => None,
+        false => Some(config.whole_or("q_lora_rank", absent.query_rank)?),
+    };
+    let width = config.whole_or("moe_intermediate_size", absent.expert_ffn)?;
+    let (layers, dense) = (config.whole("num_hidden_layers")?.min(MOST_LAYERS), dense_key(config, absent)?);
+    if dense >= layers {
+        return Err(config.refuse("first_k_dense_replace", "at least one layer has experts"));
+    }
+    options.extend([
+        ("kv_latent", config.whole_or("kv_lora_rank", 512)?.into()),
+        ("head_dim", (plain + rotated).into()),
+        ("rotary_head_dim", rotated.into()),
+        ("value_head_dim", config.whole_or("v_head_dim", 128)?.into()),
+        ("experts", config.whole_or("n_routed_experts", absent.experts)?.into()),
+        ("experts_per_token", config.whole_or("num_experts_per_tok", 8)?.into()),
+        ("expert_ffn", width.into()),
+        ("shared_expert_ffn", (width * config.whole_or("n_shared_experts", absent.shared)?).into()),
+        ("router_scale", config.number_or("routed_scaling_factor", absent.scale)?.into()),
+    ]);
+    if dense > 0 {
+        let pattern = (0..layers).map(|layer| Value::Integer(i64::from(layer >= dense)));
+        options.push(("expert_pattern", Value::Array(pattern.collect())));
+    }
+    options.extend(query_rank.map(|rank| ("query_latent", rank.into())));
+    let scaling = ["rope_parameters", "rope_scaling"].map(|key| config.get(key));
+    let numbers = scaling.iter().find_map(|of| Some((of["factor"].as_f64()?, of["mscale_all_dim"].as_f64()?)));
+    if let Some((factor, all)) = numbers.filter(|(factor, all)| *factor > 1.0 && *all != 0.0) {
+        let scalar = (plain + rotated) as f64 / (0.1 * all * factor.ln() + 1.0).powi(4);
+        options.push(("query_pre_attn_scalar", scalar.into()));
+    }
+    Ok(options)
+}
+
+fn dense_key(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<i64, UserError> {
+    match config.get("first_k_dense_replace") {
+        Json::Null => Ok(absent.dense_blocks),
+        number => number
+            .as_i64()
+            .filter(|number| *number >= 0)
+            .ok_or_else(|| config.refuse("first_k_dense_replace", "it is a number of layers, from 0 on")),
+    }
+}
+
+fn config_json(shape: &GptShape) -> Json {
+    let mut config = llama_files::config_json(shape);
+    let Some(Latent { query_rank, rank, head }) = latent(shape) else { return config };
+    let keys = json!({
+        "num_key_value_heads": shape.heads, "head_dim": head.rotated, "attention_bias": false,
+        "q_lora_rank": query_rank, "kv_lora_rank": rank, "qk_nope_head_dim": head.plain,
+        "qk_rope_head_dim": head.rotated, "v_head_dim": head.value, "first_k_dense_replace": dense_blocks(shape),
+        "n_routed_experts": value(shape, |experts| experts.count),
+        "num_experts_per_tok": value(shape, |experts| experts.per_token),
+        "n_shared_experts": value(shape, |experts| experts.shared_ffn / experts.ffn),
+        "moe_intermediate_size": value(shape, |experts| experts.ffn), "n_group": 1, "topk_group": 1,
+        "routed_scaling_factor": value(shape, |experts| decimal(experts.router.scale)),
+    });
+    config.as_object_mut().into_iter().for_each(|config| config.extend(keys.as_object().cloned().unwrap_or_default()));
+    if let (Some(scalar), Position::Rotary { scaling: Some(Scaling::Yarn { factor, .. }), .. }) =
+        (shape.query_pre_attn_scalar, shape.position)
+    {
+        let all = ((head.query() as f64 / scalar).powf(0.25) - 1.0) / (0.1 * factor.ln());
+        config["rope_scaling"]["mscale_all_dim"] = json!((all * 1e6).round() / 1e6);
+    }
+    config
+}
+
+const TENSORS: TensorNames = TensorNames { of: tensors, ..expert_files::TENSORS };
+
+fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
+    let inner = parameter.strip_prefix("h.").and_then(|rest| rest.split_once('.'));
+    let (Some((block, inner)), Some(Latent { query_rank, rank, head })) = (inner, latent(shape)) else {
+        return expert_files::of_most(shape, parameter);
+    };
+    let name = |of: &str| format!("model.layers.{block}.{of}");
+    let theirs = match inner {
+        "attn.c_attn.weight" => {
+            let (queries, rows) = query_rank.map_or(("q_proj", shape.heads * head.query()), |rank| ("q_a_proj", rank));
+            return vec![
+                FileTensor::rows(name(&format!("self_attn.{queries}.weight")), rows),
+                FileTensor::rows(name("self_attn.kv_a_proj_with_mqa.weight"), rank + head.rotated),
+            ];
+        }
+        "mlp.shared.c_fc.weight" => {
+            let width = shape.experts.as_ref().map_or(0, |experts| experts.shared_ffn);
+            let rows = |of: &str| FileTensor::rows(name(&format!("mlp.shared_experts.{of}_proj.weight")), width);
+            return vec![rows("gate"), rows("up")];
+        }
+        "attn.q_b.weight" => "self_attn.q_b_proj.weight",
+        "attn.q_b_norm.weight" => "self_attn.q_a_layernorm.weight",
+        "attn.kv_b.weight" => "self_attn.kv_b_proj.weight",
+        "attn.kv_b_norm.weight" => "self_attn.kv_a_layernorm.weight",
+        "mlp.shared.c_proj.weight" => "mlp.shared_experts.down_proj.weight",
+        "mlp.router.bias" => "mlp.gate.e_score_correction_bias",
+        _ => return expert_files::of_most(shape, parameter),
+    };
+    FileTensor::whole(name(theirs))
+}
