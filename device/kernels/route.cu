@@ -48,6 +48,8 @@ struct Route {
     u32 sigmoid;
     u32 normalise;
     u32 forces_balance;
+    u32 groups;        // neighbouring experts form groups of equal size, at most 32; 1 for no groups
+    u32 of_groups;     // the groups that a token chooses from
     float scale;
     Places places;
 };
@@ -56,6 +58,53 @@ struct Route {
 inline u32 order(float key) {
     u32 bits = __float_as_uint(key == key ? key + 0.0f : -infinity());
     return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The key that has this order.
+inline float key_of(u32 order) { return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order); }
+
+// An expert, and the order of its key.
+struct Best {
+    u32 order;
+    u32 expert;
+};
+
+// The expert from `first` to `end` with the highest key, of equal ones the lowest. Its key becomes 0.
+template <int V> Best take(u32 (&keys)[V], u32 first, u32 end) {
+    const u32 lane = threadIdx.x % 32;
+    u32 best = 0, expert = ALL;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        bool is_there = lane + 32 * i >= first && lane + 32 * i < end;
+        if (is_there && keys[i] > best) best = keys[i], expert = lane + 32 * i;
+    }
+    u32 highest = __reduce_max_sync(ALL, best);
+    expert = __reduce_min_sync(ALL, best == highest ? expert : ALL);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        if (lane + 32 * i == expert) keys[i] = 0;
+    }
+    return {highest, expert};
+}
+
+// Keys of experts outside of the groups with the highest sums of two keys become 0. Of equal sums that of the lowest group
+// is taken.
+template <int V> void keep_groups(u32 (&keys)[V], const Route& op) {
+    const u32 lane = threadIdx.x % 32, size = op.experts / op.groups;
+    u32 left[V], sums[1] = {0}, kept = 0;
+#pragma unroll
+    for (int i = 0; i < V; i++) left[i] = keys[i];
+    for (u32 group = 0; group < op.groups; group++) {
+        float first = key_of(take<V>(left, group * size, (group + 1) * size).order);
+        float second = key_of(take<V>(left, group * size, (group + 1) * size).order);
+        if (lane == group) sums[0] = order(first + second);
+    }
+    for (u32 j = 0; j < op.of_groups; j++) kept |= 1u << take<1>(sums, 0, op.groups).expert;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        u32 expert = lane + 32 * i;
+        if (expert < op.experts && !(kept >> expert / size & 1)) keys[i] = 0;
+    }
 }
 
 // Thread j gets choice j. Of equal keys that of the lowest expert is taken.
@@ -67,19 +116,10 @@ template <int V> u32 choose(const float (&x)[V], const Scores& scores, const Rou
         u32 expert = lane + 32 * i;
         keys[i] = expert < op.experts ? order(scores.of(x[i]) + (op.bias ? op.bias[expert] : 0.0f)) : 0;
     }
+    if (op.groups > 1) keep_groups<V>(keys, op);
     for (u32 j = 0; j < op.k; j++) {
-        u32 best = 0, expert = ALL;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            if (keys[i] > best) best = keys[i], expert = lane + 32 * i;
-        }
-        u32 highest = __reduce_max_sync(ALL, best);
-        expert = __reduce_min_sync(ALL, best == highest ? expert : ALL);
+        u32 expert = take<V>(keys, 0, op.experts).expert;
         if (lane == j) mine = expert;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            if (lane + 32 * i == expert) keys[i] = 0;
-        }
     }
     return mine;
 }

@@ -4,9 +4,9 @@ use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
     AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
-    ExpertGluBackward, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GroupedGemm, GroupedProduct, LimitLoad, PlaceRows,
-    Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, Status,
-    UpdateSelectionBias, ZLoss,
+    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GroupedGemm, GroupedProduct,
+    LimitLoad, PlaceRows, Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert,
+    Status, UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};
@@ -170,14 +170,18 @@ fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
 
 fn routers(m: Mixture, add: AddTrial<'_>) {
     let Mixture { sequences, tokens, experts, k, .. } = m;
-    let softmax = Router { score: Score::Softmax, normalise: false, scale: 1.0, forces_balance: false };
-    let sigmoid = Router { score: Score::Sigmoid, normalise: true, scale: 2.5, forces_balance: false };
-    for (label, router, biased) in [
-        ("softmax", softmax, false),
-        ("softmax, normalised", Router { normalise: true, ..softmax }, false),
-        ("sigmoid with a bias", sigmoid, true),
-        ("in turn", Router { forces_balance: true, ..softmax }, false),
+    let softmax = Router { score: Score::Softmax, groups: None, normalise: false, scale: 1.0, forces_balance: false };
+    let sigmoid = Router { score: Score::Sigmoid, normalise: true, scale: 2.5, ..softmax };
+    let two = Some(ExpertGroups { count: 2, per_token: 1 });
+    let even = Mixture { experts: 4 * k, ..m };
+    for (label, router, biased, m) in [
+        ("softmax", softmax, false, m),
+        ("softmax, normalised", Router { normalise: true, ..softmax }, false, m),
+        ("sigmoid with a bias", sigmoid, true, m),
+        ("sigmoid with groups and a bias", Router { groups: two, ..sigmoid }, true, even),
+        ("in turn", Router { forces_balance: true, ..softmax }, false, m),
     ] {
+        let (experts, groups) = (m.experts, router.groups);
         add(
             &format!("route, {label}"),
             Box::new(move |b| {
@@ -185,7 +189,10 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
                 b.device.upload(&logits, &m.logits())?;
                 let bias = if biased { Some(b.output([experts], DType::F32)?) } else { None };
                 if let Some(bias) = &bias {
-                    let values: Vec<f32> = (0..experts).map(|expert| [2.0, 0.0, 0.0][expert % 3]).collect();
+                    // The second group is ahead of the first, so that their scores are far from each other too.
+                    let ahead = |expert: usize| if groups.is_some() && 2 * expert >= experts { 0.17 } else { 0.0 };
+                    let value = |expert: usize| [2.0, 0.0, 0.0][expert % 3] + ahead(expert);
+                    let values: Vec<f32> = (0..experts).map(value).collect();
                     b.device.upload(bias, &values)?;
                 }
                 let (chosen, weights) = (b.output([tokens, k], DType::I32)?, b.output([tokens, k], DType::F32)?);
@@ -199,7 +206,13 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
         ("softmax, losses by microbatch", Router { normalise: true, ..softmax }, Some(1), true, true),
         ("sigmoid, losses by sequence", sigmoid, Some(sequences), true, true),
         ("sigmoid, losses by document", sigmoid, Some(tokens), true, true),
-        ("sigmoid, losses without gradients", Router { normalise: false, ..sigmoid }, Some(1), true, false),
+        (
+            "sigmoid, losses without gradients",
+            Router { normalise: false, groups: two, ..sigmoid },
+            Some(1),
+            true,
+            false,
+        ),
     ] {
         add(
             &format!("route backward, {label}"),

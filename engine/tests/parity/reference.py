@@ -48,7 +48,7 @@ SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "s
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
             "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe", "gptoss": "GptOss", "deepseekv3": "DeepseekV3"}
 EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance", "balance_over", "z_loss",
-               "capacity", "keeps"}
+               "capacity", "keeps", "groups", "groups_per_token"}
 # Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
 SANDWICH = (("ln_1", "ln_2"), ("post_ln_1", "post_ln_2"))
 NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2")), "gemma2": SANDWICH, "gemma3": SANDWICH}
@@ -318,7 +318,7 @@ def family_experts(case):
     experts = case["experts"]
     if case["kind"] == "deepseekv3":
         return {"n_routed_experts": experts["count"], "num_experts_per_tok": experts["per_token"], "moe_intermediate_size": experts["ffn"],
-                "n_shared_experts": experts["shared_ffn"] // experts["ffn"], "n_group": 1, "topk_group": 1, "norm_topk_prob": experts["normalise"],
+                "n_shared_experts": experts["shared_ffn"] // experts["ffn"], "n_group": experts["groups"], "topk_group": experts["groups_per_token"], "norm_topk_prob": experts["normalise"],
                 "routed_scaling_factor": experts["scale"], "first_k_dense_replace": experts["blocks"].index(True)}
     if experts["score"] != "softmax" or experts["scale"] != 1 or experts["shared_ffn"]:
         raise SystemExit("experts: no such family")
@@ -337,13 +337,17 @@ def family_model(case, dtype):
     import transformers
 
     family = FAMILIES[case["kind"]]
+    if case["kind"] == "deepseekv3":  # its router computes in f32, and its experts add nothing of another type
+        experts = transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE
+        theirs = experts.moe
+        experts.moe = lambda self, x, chosen, weights: theirs(self, x, chosen, weights.to(x.dtype))
     config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
-        num_key_value_heads=case["kv_heads"], vocab_size=case["vocab"],
+        vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
         pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2, 0 in Gemma
-        **{"intermediate_size": case["ffn"], "head_dim": case["head_dim"]} | family_experts(case) | case["config"],
+        **{"intermediate_size": case["ffn"], "head_dim": case["head_dim"], "num_key_value_heads": case["kv_heads"]} | family_experts(case) | case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
 

@@ -1,7 +1,7 @@
 //! Layers of experts: as PyTorch and `transformers` have them, and the same bits in every setting and under every load.
 
 use device::HostValues;
-use device::ops::{LatentHead, Router, Score};
+use device::ops::{ExpertGroups, LatentHead, Router, Score};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{
     AttentionKind, BalanceGroup, BalanceLoss, Experts, FeedForward, GptShape, Keeps, Latent, NormPlacement, Position,
@@ -27,7 +27,7 @@ pub const FOUR: Experts = Experts {
     pattern: Vec::new(),
     bias_update_rate: None,
     row_budget: None,
-    router: Router { score: Score::Softmax, normalise: true, scale: 1.0, forces_balance: false },
+    router: Router { score: Score::Softmax, groups: None, normalise: true, scale: 1.0, forces_balance: false },
     capacity: None,
     balance: None,
     z_loss_multiplier: 0.0,
@@ -42,6 +42,8 @@ pub fn case(experts: &Experts, shape: &GptShape) -> serde_json::Value {
         "count": count, "per_token": per_token, "ffn": ffn, "shared_ffn": shared_ffn,
         "score": if is_softmax { "softmax" } else { "sigmoid" },
         "normalise": router.normalise, "scale": router.scale, "blocks": blocks,
+        "groups": router.groups.map_or(1, |groups| groups.count),
+        "groups_per_token": router.groups.map_or(1, |groups| groups.per_token),
         "balance": balance.map_or(0.0, |balance| f64::from(balance.multiplier as f32)),
         "balance_over": match balance.map(|balance| balance.over) {
             Some(BalanceGroup::Sequence) => "sequence",
@@ -97,14 +99,15 @@ fn tiny_gpt_oss(precision: Precision) -> GptShape {
     }
 }
 
-/// DeepSeek-V3: queries, keys and values from latents, and a shared expert behind a dense block.
-fn tiny_deepseek(query_rank: Option<usize>) -> GptShape {
+/// DeepSeek-V3: queries, keys and values from latents, and a shared expert behind a dense block. Some choose within groups.
+fn tiny_deepseek(query_rank: Option<usize>, groups: Option<ExpertGroups>) -> GptShape {
     let head = LatentHead { plain: 6, rotated: 4, value: 8 };
     let experts = Experts {
+        count: 6,
         ffn: 12,
         shared_ffn: 24,
         pattern: vec![false, true],
-        router: Router { score: Score::Sigmoid, scale: 2.5, ..FOUR.router },
+        router: Router { score: Score::Sigmoid, scale: 2.5, groups, ..FOUR.router },
         ..FOUR
     };
     GptShape {
@@ -170,8 +173,9 @@ fn a_gpt_oss_agrees_with_transformers() {
 
 #[test]
 fn a_deepseek_v3_agrees_with_transformers() {
-    in_small_steps("deepseekv3", "deepseekv3", &F32, tiny_deepseek(Some(14)));
-    in_small_steps("deepseekv3-queries", "deepseekv3", &F32, tiny_deepseek(None));
+    in_small_steps("deepseekv3", "deepseekv3", &F32, tiny_deepseek(Some(14), None));
+    let groups = Some(ExpertGroups { count: 3, per_token: 1 });
+    in_small_steps("deepseekv3-groups", "deepseekv3", &F32, tiny_deepseek(None, groups));
 }
 
 #[test]

@@ -194,6 +194,11 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
             () => parity(model.experts, 4, 5),
         };
         model.experts_per_token = per_token;
+        if model.expert_groups > 1 {
+            // Two groups, of two experts or more.
+            model.experts *= if model.experts.is_multiple_of(2) && model.experts > 2 { 1 } else { 2 };
+            (model.expert_groups, model.expert_groups_per_token) = (2, 1);
+        }
         model.expert_ffn = model.expert_ffn.map(|_| unit.max(6) * small_ranks);
         model.shared_expert_ffn = model.shared_expert_ffn.min(unit.max(4) * small_ranks);
     }

@@ -14,10 +14,15 @@ use crate::hf::trained;
 use crate::hf_configs::imported;
 
 /// The sizes of small models, of each family.
-const SMALL: [(&str, &str); 3] = [
+const SMALL: [(&str, &str); 4] = [
     ("mixtral-8x7b", "--kv-heads 2 --experts 4"),
     ("qwen3-30b-a3b", "--kv-heads 2 --head-dim 12 --experts 12 --expert-ffn 20 --expert-pattern [1,0]"),
     ("olmoe-1b-7b", "--experts 8 --experts-per-token 3"),
+    (
+        "glm-4.7-flash",
+        "--experts 6 --experts-per-token 2 --expert-groups 3 --expert-ffn 12 --shared-expert-ffn 24 --expert-pattern [0,1] \
+         --kv-latent 18 --query-latent 14 --head-dim 10 --rotary-head-dim 4 --value-head-dim 8",
+    ),
 ];
 
 const SIZES: &str = "--layers 2 --hidden 32 --heads 4 --ffn 48 --vocab 257 --seq-length 16 --compute f32";
@@ -117,6 +122,37 @@ fn a_tensor_of_an_expert_that_is_missing_or_one_too_many_is_named() {
     }
 }
 
+#[test]
+fn layers_that_predict_further_tokens_are_left_out_with_a_word() {
+    let folder = Folder::new("experts-further");
+    make(&folder.0, SMALL[3], DataType::F32);
+    let (theirs, back) = (folder.path("theirs"), folder.path("back"));
+    let mut tensors = read(&theirs);
+    let whole = tensors.clone();
+    for name in ["eh_proj.weight", "mlp.experts.0.up_proj.weight", "shared_head.head.weight"] {
+        tensors.insert(format!("model.layers.2.{name}"), (vec![1], vec![0; 4]));
+    }
+    write(&theirs.join("model.safetensors"), &tensors);
+    let config = theirs.join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    json["model_type"] = json!("glm4_moe_lite");
+    json["num_nextn_predict_layers"] = json!(1);
+    std::fs::write(&config, json.to_string()).unwrap();
+    let flags = format!(
+        "--init-from {} --layers 2 --heads 4 --hidden-dropout 0 --attention-dropout 0 --compute f32 --save-interval 1 \
+         --eval-interval 0 --lr 1e-30 --min-lr 1e-30 --router-bias-update-rate 0 --steps 1",
+        theirs.display()
+    );
+    let words = ["num_nextn_predict_layers = 1 in ", "layers that predict further tokens are not read"];
+    expect(&run(1, &folder.0, &flags), 0, &words);
+    convert(&checkpoint(&folder.0, 1), &back, Direction::ToHuggingFace(DataType::F32)).unwrap();
+    assert!(read(&back) == whole, "other tensors");
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(back.join("config.json")).unwrap()).unwrap();
+    let kept = ["model_type", "architectures", "n_group", "topk_group"].map(|key| config[key].clone());
+    assert_eq!(kept, [json!("glm4_moe_lite"), json!(["Glm4MoeLiteForCausalLM"]), json!(3), json!(1)]);
+    assert_eq!(config.get("num_nextn_predict_layers"), None);
+}
+
 /// Ranks that share experts, that divide them in a pipeline, and that divide whole ones among those that share layers.
 const LAYOUTS: [&str; 3] = [
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
@@ -195,7 +231,33 @@ fn keys_about_experts_are_those_of_transformers_and_what_it_would_not_compute_is
     let qwen3 = model("qwen3_moe", version_5);
     assert_eq!((qwen3.experts, qwen3.rope_base), (16, 1e6));
 
+    let small = json!({ "num_hidden_layers": 4, "kv_lora_rank": 18 });
+    let with = |keys: serde_json::Value| {
+        let mut all = small.clone();
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        all
+    };
+    let v3 = model("deepseek_v3", small.clone());
+    assert_eq!((v3.experts, v3.expert_groups, v3.expert_groups_per_token), (256, 8, 4));
+    assert_eq!((v3.query_latent, v3.head_dim, v3.value_head_dim), (Some(1536), Some(192), Some(128)));
+    assert_eq!((v3.expert_pattern, v3.router_scale), (vec![0, 0, 0, 1], 2.5));
+    // As released, and as `transformers` writes it.
+    let dense =
+        [json!({ "first_k_dense_replace": 2 }), json!({ "mlp_layer_types": ["dense", "dense", "sparse", "sparse"] })];
+    for dense in dense {
+        let glm = model("glm4_moe_lite", with(dense));
+        assert_eq!((glm.experts, glm.experts_per_token, glm.expert_groups), (64, 4, 1));
+        assert_eq!((glm.query_latent, glm.head_dim, glm.value_head_dim), (Some(768), Some(256), Some(256)));
+        assert_eq!((glm.expert_pattern, glm.router_scale, glm.shared_expert_ffn), (vec![0, 0, 1, 1], 1.8, 1536));
+    }
+
     for (kind, key, value) in [
+        ("deepseek_v2", "topk_method", json!("group_limited_greedy")),
+        ("deepseek_v2", "n_group", json!(8)),
+        ("glm4_moe_lite", "rope_interleave", json!(false)),
+        ("glm4_moe_lite", "n_group", json!(0)),
+        ("glm4_moe_lite", "first_k_dense_replace", json!(2)),
+        ("glm4_moe_lite", "mlp_layer_types", json!(["sparse", "dense"])),
         ("mixtral", "router_jitter_noise", json!(0.1)),
         ("mixtral", "num_local_experts", json!(0)),
         ("mixtral", "num_experts_per_tok", json!("2")),

@@ -131,7 +131,23 @@ const FLAGS: &[(&str, &[&str])] = &[
             "\n  --rotary-percent 0.5: rotary positions turn all channels of a head. Fix: ",
         ],
     ),
-    ("bench --moe-router-num-groups 4", &["--moe-router-num-groups 4 is not supported", "Fix: leave it out"]),
+    (
+        "--kv-latent 16 --rotary-head-dim 5 --head-dim 8",
+        &["model.rotary_head_dim = 5 with 8 channels of a head", "an even number", "set model.rotary_head_dim = 4"],
+    ),
+    (
+        "--preset tiny-llama --kv-latent 16 --rotary-head-dim 4 --kv-heads 2",
+        &["model.kv_latent = 16 with model.kv_heads", "latent attention does not have it", "leave model.kv_heads out"],
+    ),
+    (
+        "--preset tiny-llama --kv-latent 16 --rotary-head-dim 4 --kv-heads 1 --lora-rank 4",
+        &["model.kv_latent = 16 with model.lora_rank", "set model.lora_rank = 0"],
+    ),
+    ("--multi-latent-attention", &["attention is latent if its width is given", "Fix: --kv-lora-rank"]),
+    (
+        "bench --moe-router-topk-limited-devices 4",
+        &["--moe-router-topk-limited-devices is not supported", "Fix: leave it out"],
+    ),
     ("--exit-duration-in-mins 0", &["train.exit_duration_minutes = 0", "more than 0 minutes"]),
     ("--reset-attention-mask", &["data.reset_attention_mask without data.path", "set data.path"]),
     ("--reset-position-ids --preset tiny-llama", &["data.reset_position_ids with model.position = \"rotary\""]),

@@ -43,6 +43,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
 SEQ, VOCAB = 12, 97
 GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": SEQ, "vocab_size": VOCAB}
@@ -135,7 +136,7 @@ MODELS = {
     ),
     "deepseek-v3": (
         DeepseekV3ForCausalLM,
-        DeepseekV3Config(**LATENT, q_lora_rank=14, n_group=1, topk_group=1, routed_scaling_factor=2.446, rope_theta=100.0,
+        DeepseekV3Config(**LATENT | {"n_routed_experts": 6}, q_lora_rank=14, n_group=2, topk_group=1, routed_scaling_factor=2.446, rope_theta=100.0,
                          rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}),
         torch.float32, "5GB",
     ),
@@ -169,6 +170,10 @@ def load(kind, folder, name, dtype):
 
 
 def logits(model, tokens):
+    for module in model.modules():  # the router of DeepSeek-V3 computes in f32, and its experts add nothing of another type
+        if isinstance(module, DeepseekV3MoE):
+            theirs = module.moe
+            module.moe = lambda x, chosen, weights, theirs=theirs: theirs(x, chosen, weights.to(x.dtype))
     with torch.no_grad():
         return model.double().eval()(input_ids=tokens.long()).logits.contiguous()
 
@@ -196,6 +201,9 @@ def make(folder):
         for parameter in model.parameters():  # biases and norms too, so that none can be mistaken for another
             centre = 1.0 if parameter.ndim == 1 and not name.startswith("gemma") else 0.0  # Gemma's norms add 1
             parameter.data.normal_(centre, 0.1, generator=generator)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1, generator=generator)
         packed = mxfp4(model, generator) if name.endswith("mxfp4") else {}
         model.to(dtype).save_pretrained(folder / name, max_shard_size=largest)
         if packed:

@@ -2,7 +2,7 @@
 
 use common::UserError;
 use data::DataConfig;
-use engine::model::{ContextTransfers, GptShape};
+use engine::model::{AttentionKind, ContextTransfers, GptShape};
 
 use crate::config::checks::require;
 use crate::config::rank_layout::brings_own_tokens;
@@ -48,7 +48,9 @@ impl From<ContextTransfers> for ContextTransfersChoice {
 /// Heads that the ranks do not divide.
 pub(super) fn transfers(config: &RunConfig, shape: &GptShape) -> Result<ContextTransfers, UserError> {
     let ParallelConfig { tensor, context, context_transfers, .. } = config.parallel;
-    let own = [shape.heads / tensor, (shape.kv_heads / tensor).max(1)];
+    // Heads of latent attention have keys and values of their own.
+    let keys = if matches!(shape.attention, AttentionKind::Latent(_)) { shape.heads } else { shape.kv_heads };
+    let own = [shape.heads / tensor, (keys / tensor).max(1)];
     let suffice = own.iter().all(|heads| heads.is_multiple_of(context));
     let sees_all = |block: usize| shape.mask(block).within(config.model.seq_length).window.is_none();
     match context_transfers {

@@ -1,7 +1,7 @@
 //! The layers of experts of a configuration, checked.
 
 use common::{Mistakes, UserError};
-use device::ops::{Router, Score};
+use device::ops::{ExpertGroups, Router, Score};
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
@@ -13,6 +13,8 @@ use crate::config::{
 /// CUDA kernels choose at most this many experts for a token, of at most [`MOST_EXPERTS`].
 const MOST_PER_TOKEN: usize = 32;
 const MOST_EXPERTS: usize = 512;
+/// CUDA kernels have a thread of a warp for each group of experts.
+const MOST_GROUPS: usize = 32;
 
 /// The experts of the model; `None` if all its layers are dense. `ffn` is the width of dense layers.
 ///
@@ -210,10 +212,36 @@ fn router(config: &RunConfig) -> Result<Router, UserError> {
             RouterScore::Softmax => Score::Softmax,
             RouterScore::Sigmoid => Score::Sigmoid,
         },
+        groups: groups(model)?,
         normalise: model.router_normalise,
         scale: scale as f32,
         forces_balance: config.train.force_expert_balance,
     })
+}
+
+fn groups(model: &ModelConfig) -> Result<Option<ExpertGroups>, UserError> {
+    let (count, per_token, experts) = (model.expert_groups, model.expert_groups_per_token, model.experts);
+    at_least("model.expert_groups", count, 1)?;
+    at_most("model.expert_groups", count, MOST_GROUPS)?;
+    if count == 1 {
+        return Ok(None);
+    }
+    let size = experts / count;
+    require(experts.is_multiple_of(count) && size > 1, || {
+        UserError::new(
+            format!("model.expert_groups = {count} with model.experts = {experts}"),
+            "groups have equally many experts, two or more",
+            "set a model.expert_groups that divides half of the experts, or 1 for no groups",
+        )
+    })?;
+    require((1..=count).contains(&per_token) && model.experts_per_token <= per_token * size, || {
+        UserError::new(
+            format!("model.expert_groups_per_token = {per_token} with {count} groups of {size} experts"),
+            format!("a token's {} experts are in that many groups", model.experts_per_token),
+            format!("set model.expert_groups_per_token from {} to {count}", model.experts_per_token.div_ceil(size)),
+        )
+    })?;
+    Ok(Some(ExpertGroups { count, per_token }))
 }
 
 fn capacity(model: &ModelConfig) -> Result<Option<Capacity>, UserError> {
@@ -290,6 +318,17 @@ mod tests {
             (&[("model.expert_pattern", "[0, 2]")], ["model.expert_pattern = [0, 2]", "0 for a dense one", "[0, 1]"]),
             (&[("model.expert_pattern", "[0, 0]")], ["model.expert_pattern = [0, 0]", "at least one 1", "[0, 1]"]),
             (&[("model.expert_pattern", "[0, 0, 1]")], ["with model.layers = 2", "at least one block", "more layers"]),
+            (&[("model.expert_groups", "33")], ["model.expert_groups = 33", "at most 32", "smaller"]),
+            (&[("model.expert_groups", "3")], ["= 3 with model.experts = 4", "equally many", "or 1 for no groups"]),
+            (&[("model.expert_groups", "4")], ["= 4 with model.experts = 4", "two or more", "divides half"]),
+            (
+                &[("model.expert_groups", "2"), ("model.expert_groups_per_token", "3")],
+                ["= 3 with 2 groups of 2", "2 experts are in", "from 1 to 2"],
+            ),
+            (
+                &[("model.expert_groups", "2"), ("model.experts_per_token", "3")],
+                ["= 1 with 2 groups of 2", "3 experts are in", "from 2 to 2"],
+            ),
             (&[("model.expert_ffn", "0")], ["model.expert_ffn = 0", "at least 1", "= 1"]),
             (&[("model.expert_ffn", "9"), ("parallel.tensor", "2")], ["expert_ffn = 9", "equally", "multiple of 2"]),
             (
@@ -367,6 +406,7 @@ mod tests {
             ("model.expert_capacity_factor", "1.5"),
             ("model.token_drop_policy", "position"),
             ("model.router_score", "sigmoid"),
+            ("model.expert_groups", "2"),
             ("train.balance_loss_multiplier", "0.5"),
             ("train.balance_loss_over", "sequence"),
             ("train.router_z_loss_multiplier", "0.25"),
@@ -374,6 +414,7 @@ mod tests {
         let other = other.unwrap();
         assert_eq!((other.ffn, other.shared_ffn, other.z_loss_multiplier), (24, 8, 0.25));
         assert_eq!((other.pattern, other.router.score), (vec![false, true], Score::Sigmoid));
+        assert_eq!((plain.router.groups, other.router.groups), (None, Some(ExpertGroups { count: 2, per_token: 1 })));
         assert_eq!(other.capacity, Some(Capacity { factor: 1.5, keeps: Keeps::FirstTokens }));
         assert_eq!(other.balance, Some(BalanceLoss { multiplier: 0.5, over: BalanceGroup::Sequence }));
     }

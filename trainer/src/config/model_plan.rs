@@ -276,21 +276,17 @@ fn attention_kind(config: &RunConfig, head_dim: usize) -> Result<AttentionKind, 
         (
             model.position != PositionEmbedding::Rotary,
             "a model.position other than \"rotary\"",
-            "model.position = \"rotary\"",
+            "set model.position = \"rotary\"",
         ),
         (model.kv_heads.is_some_and(|heads| heads != 1), "model.kv_heads", "leave model.kv_heads out"),
-        (model.qk_norm, "model.qk_norm = true", "model.qk_norm = false"),
-        (model.attention_sinks, "model.attention_sinks = true", "model.attention_sinks = false"),
-        (config.model.lora_rank > 0, "model.lora_rank", "model.lora_rank = 0"),
-        (config.precision.fp8 != Fp8Choice::None, "precision.fp8", "precision.fp8 = \"none\""),
-        (model.norm == Normalization::LayerNorm, "model.norm = \"layernorm\"", "model.norm = \"rmsnorm\""),
+        (model.qk_norm, "model.qk_norm = true", "set model.qk_norm = false"),
+        (model.attention_sinks, "model.attention_sinks = true", "set model.attention_sinks = false"),
+        (config.model.lora_rank > 0, "model.lora_rank", "set model.lora_rank = 0"),
+        (config.precision.fp8 != Fp8Choice::None, "precision.fp8", "set precision.fp8 = \"none\""),
+        (model.norm == Normalization::LayerNorm, "model.norm = \"layernorm\"", "set model.norm = \"rmsnorm\""),
     ] {
         require(!is_set, || {
-            UserError::new(
-                format!("model.kv_latent = {rank} with {what}"),
-                "latent attention does not have it",
-                format!("set {fix}"),
-            )
+            UserError::new(format!("model.kv_latent = {rank} with {what}"), "latent attention does not have it", fix)
         })?;
     }
     Ok(AttentionKind::Latent(Latent {

@@ -116,6 +116,8 @@ section!(ModelConfig {
     activation: Activation,
     experts: usize,
     experts_per_token: usize,
+    expert_groups: usize,
+    expert_groups_per_token: usize,
     expert_ffn: Option<usize>,
     shared_expert_ffn: usize,
     expert_pattern: Vec<usize>,

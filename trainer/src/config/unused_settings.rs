@@ -114,11 +114,12 @@ const RULES: &[(&[&str], When, &str)] = &[
     (&["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
        "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance", "recompute.mlp_tiles"], IS_MLP,
      "it is for model.kind = \"gpt\""),
-    (&["model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
+    (&["model.experts_per_token", "model.expert_groups", "model.expert_groups_per_token", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
        "model.expert_capacity_factor", "model.token_drop_policy", "model.router_score", "model.router_normalise",
        "model.router_scale", "model.router_bias", "train.balance_loss_multiplier", "train.balance_loss_over",
        "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"],
      Off("model.experts"), "layers are dense"),
+    (&["model.expert_groups_per_token"], Is(|run| run.config.model.expert_groups == 1), "with model.expert_groups = 1 a token chooses from all experts"),
     (&["model.token_drop_policy"], Off("model.expert_capacity_factor"), "nothing is dropped"),
     (&["train.router_bias_update_rate"], Off("model.router_bias"), "routers have no bias"),
     (&["train.balance_loss_over"], Off("train.balance_loss_multiplier"), "there is no balance loss"),
@@ -263,6 +264,8 @@ mod tests {
     const BALANCED: &str =
         "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.balance_loss_multiplier=0.01";
 
+    const GROUPED: &str =
+        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.expert_groups=2";
     const LIMITED: &str =
         "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.expert_capacity_factor=1.5";
 
@@ -347,6 +350,8 @@ mod tests {
             ("model.kind=mlp train.router_z_loss_multiplier=0.001", MIXTURE, "model.kind = \"gpt\""),
             ("model.kind=mlp train.force_expert_balance=true", MIXTURE, "model.kind = \"gpt\""),
             ("model.experts_per_token=3", MIXTURE, "--num-experts"),
+            ("model.expert_groups=2", MIXTURE, "--num-experts"),
+            ("model.expert_groups_per_token=2", GROUPED, "--num-experts"),
             ("model.expert_ffn=32", MIXTURE, "--num-experts"),
             ("model.shared_expert_ffn=32", MIXTURE, "--num-experts"),
             ("model.expert_pattern=[0,1]", MIXTURE, "--num-experts"),

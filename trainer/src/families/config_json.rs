@@ -13,6 +13,9 @@ pub const MOST_LAYERS: i64 = 1 << 12;
 /// No size of a model is larger.
 const LARGEST_SIZE: i64 = 1 << 30;
 
+/// Layers that predict tokens after the next one, behind the layers of a model.
+pub const FURTHER_TOKENS: &str = "num_nextn_predict_layers";
+
 /// A `config.json`, and its path for errors.
 pub struct ConfigJson<'c> {
     config: &'c Json,

@@ -1,6 +1,6 @@
 //! DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention, and experts of which one is shared. `DeepseekV2ForCausalLM` and
-//! `DeepseekV3ForCausalLM` in `transformers`; Moonlight (Liu et al., 2025) is of the second kind. Choices of experts within
-//! groups, as the largest models have them, are refused.
+//! `DeepseekV3ForCausalLM` in `transformers`; Moonlight (Liu et al., 2025) is of the second kind. GLM-4.7-Flash computes as
+//! it does (`Glm4MoeLiteForCausalLM`).
 
 use common::UserError;
 use device::ops::Score;
@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::{ConfigJson, MOST_LAYERS};
-use super::expert_files::{self, every, value};
+use super::expert_files::{self, NO_GROUPS, every, value};
 use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Requirement, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::requirements::{
@@ -54,7 +54,26 @@ pub const DEEPSEEK_V3: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES_V3),
 };
 
-/// Of both families.
+/// The family of GLM-4.7-Flash.
+pub const GLM4_MOE_LITE: ModelFamily = ModelFamily {
+    name: "GLM-4.7-Flash",
+    choices: r#"norm = "rmsnorm"; norm_eps = 1e-5; activation = "swiglu"; position = "rotary"; rope_base = 10000.0;
+                bias = false; residual_init = "plain"; tie_embeddings = false; kv_latent = 512; rotary_head_dim = 64;
+                router_score = "sigmoid"; router_bias = true"#,
+    // config.json of zai-org/GLM-4.7-Flash.
+    sizes: &[Size {
+        name: "glm-4.7-flash",
+        model: r#"layers = 47; hidden = 2048; heads = 20; query_latent = 768; head_dim = 256; value_head_dim = 256;
+                  ffn = 10240; experts = 64; experts_per_token = 4; expert_ffn = 1536; shared_expert_ffn = 1536;
+                  vocab = 154880; seq_length = 8192; rope_base = 1000000.0; router_scale = 1.8;
+                  expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#,
+        training: &large_with_experts("4.2e-4", "0.001"),
+    }],
+    hugging_face: Some(&FILES_GLM),
+};
+
+/// Of all these families.
 const REQUIREMENTS: &[Requirement] = &[
     (|shape| latent(shape).is_some(), "no model.kv_latent"),
     RMS_NORM,
@@ -88,6 +107,7 @@ const FILES_V2: HuggingFace = HuggingFace {
             ),
             (|shape| every(shape, |experts| !experts.router.normalise), "model.router_normalise = true"),
             (|shape| every(shape, |experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
+            NO_GROUPS,
         ],
     ],
     keys: &[
@@ -95,6 +115,7 @@ const FILES_V2: HuggingFace = HuggingFace {
         Keys {
             read: |config| {
                 config.is_known("topk_method", &[json!("greedy")])?;
+                config.is_known("n_group", &[json!(1)])?;
                 config.is_known("scoring_func", &[json!("softmax")])?;
                 config.is_known("norm_topk_prob", &[json!(false)]).map(|()| Vec::new())
             },
@@ -104,71 +125,126 @@ const FILES_V2: HuggingFace = HuggingFace {
     tensors: TENSORS,
 };
 
+/// Of families whose routers have sigmoids and biases.
+const BIASED_SIGMOIDS: &[Requirement] = &[
+    (
+        |shape| every(shape, |experts| experts.router.score == Score::Sigmoid),
+        "a model.router_score other than \"sigmoid\"",
+    ),
+    (|shape| every(shape, |experts| experts.bias_update_rate.is_some()), "model.router_bias = false"),
+];
+
+/// The keys of these families, beside those of all.
+const OF_BIASED_SIGMOIDS: Keys = Keys {
+    read: |config| {
+        config.is_known("topk_method", &[json!("noaux_tc")])?;
+        config.is_known("scoring_func", &[json!("sigmoid")])?;
+        config.is_known("rope_interleave", &[json!(true)])?;
+        Ok(vec![("router_normalise", config.flag_or("norm_topk_prob", true)?.into())])
+    },
+    write: |shape| json!({ "rope_interleave": true, "norm_topk_prob": value(shape, |experts| experts.router.normalise) }),
+};
+
 const FILES_V3: HuggingFace = HuggingFace {
     model_type: "deepseek_v3",
     class: "DeepseekV3ForCausalLM",
-    requirements: &[
-        REQUIREMENTS,
-        &[
-            (
-                |shape| every(shape, |experts| experts.router.score == Score::Sigmoid),
-                "a model.router_score other than \"sigmoid\"",
-            ),
-            (|shape| every(shape, |experts| experts.bias_update_rate.is_some()), "model.router_bias = false"),
-        ],
-    ],
+    requirements: &[REQUIREMENTS, BIASED_SIGMOIDS],
     keys: &[
         Keys { read: |config| options(config, &ABSENT_V3), write: config_json },
+        Keys { read: |config| groups(config, [8, 4]), write: groups_json },
+        OF_BIASED_SIGMOIDS,
+    ],
+    tensors: TENSORS,
+};
+
+const FILES_GLM: HuggingFace = HuggingFace {
+    model_type: "glm4_moe_lite",
+    class: "Glm4MoeLiteForCausalLM",
+    requirements: &[REQUIREMENTS, BIASED_SIGMOIDS],
+    keys: &[
+        Keys { read: |config| options(config, &ABSENT_GLM), write: config_json },
+        Keys { read: |config| groups(config, [1, 1]), write: groups_json },
+        OF_BIASED_SIGMOIDS,
         Keys {
-            read: |config| {
-                config.is_known("topk_method", &[json!("noaux_tc")])?;
-                config.is_known("scoring_func", &[json!("sigmoid")])?;
-                config.is_known("rope_interleave", &[json!(true)])?;
-                Ok(vec![("router_normalise", config.flag_or("norm_topk_prob", true)?.into())])
-            },
+            read: |_| Ok(Vec::new()),
             write: |shape| {
-                json!({
-                    "rope_interleave": true, "norm_topk_prob": value(shape, |experts| experts.router.normalise),
-                })
+                let kind = |block| if shape.block_experts(block).is_some() { "sparse" } else { "dense" };
+                json!({ "mlp_layer_types": (0..shape.layers).map(kind).collect::<Vec<_>>() })
             },
         },
     ],
     tensors: TENSORS,
 };
 
+/// The groups of experts; `absent`: those of a `config.json` without the keys.
+fn groups(config: &ConfigJson<'_>, absent: [i64; 2]) -> Result<NamedOptions, UserError> {
+    let [count, per_token] = absent;
+    Ok(vec![
+        ("expert_groups", config.whole_or("n_group", count)?.into()),
+        ("expert_groups_per_token", config.whole_or("topk_group", per_token)?.into()),
+    ])
+}
+
+fn groups_json(shape: &GptShape) -> Json {
+    let groups = shape.experts.as_ref().and_then(|experts| experts.router.groups);
+    json!({
+        "n_group": groups.map_or(1, |groups| groups.count),
+        "topk_group": groups.map_or(1, |groups| groups.per_token),
+    })
+}
+
 /// The values that `transformers` takes if a `config.json` lacks a key.
 struct AbsentSizes {
     of_llama: Absent,
     query_rank: i64,
+    /// Channels of a head that do not rotate.
+    plain: i64,
+    value: i64,
     experts: i64,
+    per_token: i64,
     shared: i64,
     expert_ffn: i64,
     dense_blocks: i64,
     scale: f64,
-    /// Groups of experts; a number above 1 is refused, and so is its absence.
-    groups: Option<i64>,
 }
 
 const ABSENT_V2: AbsentSizes = AbsentSizes {
     of_llama: Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-6, rope_base: 1e4 },
     query_rank: 1536,
+    plain: 128,
+    value: 128,
     experts: 64,
+    per_token: 8,
     shared: 2,
     expert_ffn: 1407,
     dense_blocks: 0,
     scale: 1.0,
-    groups: None,
 };
 
 const ABSENT_V3: AbsentSizes = AbsentSizes {
     of_llama: Absent { kv_heads: None, head_dim: None, context: 4096, norm_eps: 1e-6, rope_base: 1e4 },
     query_rank: 1536,
+    plain: 128,
+    value: 128,
     experts: 256,
+    per_token: 8,
     shared: 1,
     expert_ffn: 2048,
     dense_blocks: 3,
     scale: 2.5,
-    groups: Some(8),
+};
+
+const ABSENT_GLM: AbsentSizes = AbsentSizes {
+    of_llama: Absent { context: 202_752, norm_eps: 1e-5, ..ABSENT_V3.of_llama },
+    query_rank: 768,
+    plain: 192,
+    value: 256,
+    experts: 64,
+    per_token: 4,
+    shared: 1,
+    expert_ffn: 1536,
+    dense_blocks: 1,
+    scale: 1.8,
 };
 
 /// The shortest number that is this one in f32.
@@ -195,32 +271,24 @@ fn dense_blocks_come_first(shape: &GptShape) -> bool {
 fn options(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<NamedOptions, UserError> {
     config.is_known("attention_bias", &[json!(false)])?;
     config.is_known("moe_layer_freq", &[json!(1)])?;
-    if config.get("num_nextn_predict_layers").as_i64().unwrap_or(0) != 0 {
-        return Err(config.refuse("num_nextn_predict_layers", "it is 0: the trainer predicts the next token alone"));
-    }
-    let groups = config.get("n_group").as_i64().or(absent.groups.filter(|_| !config.has("n_group"))).unwrap_or(1);
-    if groups != 1 {
-        return Err(config.refuse("n_group", "it is 1: experts are chosen among all"));
-    }
     let mut options = llama_files::options(config, &absent.of_llama)?;
     options.retain(|(name, _)| !["kv_heads", "head_dim"].contains(name));
-    let (plain, rotated) = (config.whole_or("qk_nope_head_dim", 128)?, config.whole_or("qk_rope_head_dim", 64)?);
+    let plain = config.whole_or("qk_nope_head_dim", absent.plain)?;
+    let rotated = config.whole_or("qk_rope_head_dim", 64)?;
     let query_rank = match config.has("q_lora_rank") && config.get("q_lora_rank").is_null() {
         true => None,
         false => Some(config.whole_or("q_lora_rank", absent.query_rank)?),
     };
     let width = config.whole_or("moe_intermediate_size", absent.expert_ffn)?;
-    let (layers, dense) = (config.whole("num_hidden_layers")?.min(MOST_LAYERS), dense_key(config, absent)?);
-    if dense >= layers {
-        return Err(config.refuse("first_k_dense_replace", "at least one layer has experts"));
-    }
+    let layers = config.whole("num_hidden_layers")?.min(MOST_LAYERS);
+    let dense = dense_layers(config, layers, absent.dense_blocks)?;
     options.extend([
         ("kv_latent", config.whole_or("kv_lora_rank", 512)?.into()),
         ("head_dim", (plain + rotated).into()),
         ("rotary_head_dim", rotated.into()),
-        ("value_head_dim", config.whole_or("v_head_dim", 128)?.into()),
+        ("value_head_dim", config.whole_or("v_head_dim", absent.value)?.into()),
         ("experts", config.whole_or("n_routed_experts", absent.experts)?.into()),
-        ("experts_per_token", config.whole_or("num_experts_per_tok", 8)?.into()),
+        ("experts_per_token", config.whole_or("num_experts_per_tok", absent.per_token)?.into()),
         ("expert_ffn", width.into()),
         ("shared_expert_ffn", (width * config.whole_or("n_shared_experts", absent.shared)?).into()),
         ("router_scale", config.number_or("routed_scaling_factor", absent.scale)?.into()),
@@ -239,14 +307,25 @@ fn options(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<NamedOptions
     Ok(options)
 }
 
-fn dense_key(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<i64, UserError> {
-    match config.get("first_k_dense_replace") {
-        Json::Null => Ok(absent.dense_blocks),
-        number => number
-            .as_i64()
-            .filter(|number| *number >= 0)
-            .ok_or_else(|| config.refuse("first_k_dense_replace", "it is a number of layers, from 0 on")),
-    }
+/// The number of dense layers, which come first. `absent`: that of a `config.json` without it.
+fn dense_layers(config: &ConfigJson<'_>, layers: i64, absent: i64) -> Result<i64, UserError> {
+    let Some(kinds) = config.get("mlp_layer_types").as_array() else {
+        let dense = match config.get("first_k_dense_replace") {
+            Json::Null => Some(absent),
+            number => number.as_i64(),
+        };
+        let rule = "it is a number of layers, from 0 on, and at least one layer has experts";
+        let dense = dense.filter(|dense| (0..layers).contains(dense));
+        return dense.ok_or_else(|| config.refuse("first_k_dense_replace", rule));
+    };
+    let dense = kinds.iter().take_while(|kind| *kind == "dense").count();
+    let is_known = kinds.len() as i64 == layers && dense < kinds.len() && kinds[dense..].iter().all(|k| k == "sparse");
+    is_known.then_some(dense as i64).ok_or_else(|| {
+        config.refuse(
+            "mlp_layer_types",
+            "each layer is \"dense\" or \"sparse\", dense ones come first, and one is sparse",
+        )
+    })
 }
 
 fn config_json(shape: &GptShape) -> Json {
@@ -259,7 +338,7 @@ fn config_json(shape: &GptShape) -> Json {
         "n_routed_experts": value(shape, |experts| experts.count),
         "num_experts_per_tok": value(shape, |experts| experts.per_token),
         "n_shared_experts": value(shape, |experts| experts.shared_ffn / experts.ffn),
-        "moe_intermediate_size": value(shape, |experts| experts.ffn), "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": value(shape, |experts| experts.ffn),
         "routed_scaling_factor": value(shape, |experts| decimal(experts.router.scale)),
     });
     config.as_object_mut().into_iter().for_each(|config| config.extend(keys.as_object().cloned().unwrap_or_default()));
@@ -272,7 +351,14 @@ fn config_json(shape: &GptShape) -> Json {
     config
 }
 
-const TENSORS: TensorNames = TensorNames { of: tensors, ..expert_files::TENSORS };
+const TENSORS: TensorNames = TensorNames { of: tensors, is_leftover, ..expert_files::TENSORS };
+
+/// Heads that predict further tokens lie behind the last layer.
+fn is_leftover(tensor: &str, layers: usize) -> bool {
+    let layer = tensor.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let is_behind = |(layer, _): (&str, &str)| layer.parse().is_ok_and(|layer: usize| layer >= layers);
+    layer.is_some_and(is_behind) || llama_files::is_leftover(tensor, layers)
+}
 
 fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
     let inner = parameter.strip_prefix("h.").and_then(|rest| rest.split_once('.'));

@@ -49,8 +49,13 @@ pub(super) const PLAIN_ROUTERS: &[Requirement] = &[
         "a model.router_score other than \"softmax\"",
     ),
     (|shape| every(shape, |experts| experts.router.scale == 1.0), "a model.router_scale other than 1"),
+    NO_GROUPS,
     (|shape| every(shape, |experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
 ];
+
+/// The requirement of a family whose tokens choose from all experts.
+pub(super) const NO_GROUPS: Requirement =
+    (|shape| every(shape, |experts| experts.router.groups.is_none()), "a model.expert_groups other than 1");
 
 /// The requirement of a family without dense blocks.
 pub(super) const NO_DENSE_BLOCKS: Requirement = (

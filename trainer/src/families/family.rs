@@ -95,8 +95,9 @@ pub struct TensorNames {
     /// Another tensor that may have a whole parameter, in place of those of `of`. Its first axis may be split in two.
     /// Experts in the memory of `transformers` 5 are such tensors.
     pub fused: fn(&str) -> Option<String>,
-    /// Whether a tensor is one that older versions of `transformers` saved though it is no parameter, such as a mask.
-    pub is_leftover: fn(&str) -> bool,
+    /// Whether a tensor of a model with that many layers is no parameter, such as a mask that older versions of
+    /// `transformers` saved, or one of heads that predict further tokens.
+    pub is_leftover: fn(&str, usize) -> bool,
 }
 
 /// The order in which a file has the values of a parameter. If it is not ours, one tensor has the whole parameter.

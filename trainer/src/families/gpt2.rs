@@ -119,6 +119,6 @@ fn tensors(_: &GptShape, parameter: &str) -> Vec<FileTensor> {
 }
 
 /// Whether a tensor is a causal mask.
-fn is_leftover(tensor: &str) -> bool {
+fn is_leftover(tensor: &str, _layers: usize) -> bool {
     tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias")
 }

@@ -139,6 +139,6 @@ pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
 }
 
 /// Whether a tensor is rotary frequencies. Older versions of `transformers` saved them.
-fn is_leftover(tensor: &str) -> bool {
+pub(super) fn is_leftover(tensor: &str, _layers: usize) -> bool {
     tensor.ends_with(".rotary_emb.inv_freq")
 }

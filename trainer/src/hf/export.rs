@@ -16,7 +16,7 @@ use crate::checkpoint::{DataType, SourceFile};
 use crate::config::ConfigSources;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::error::RunError;
-use crate::families::{self, HuggingFace};
+use crate::families::{self, FURTHER_TOKENS, HuggingFace};
 
 /// The keys of the tokens that begin, end and fill a text.
 const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
@@ -177,6 +177,10 @@ impl Export<'_> {
                 notice(&format!(
                     "the weights are {dtype}: config.json has no more the quantization_config they came with"
                 ));
+            }
+            let further = config.remove(FURTHER_TOKENS).filter(|layers| layers.as_u64() != Some(0));
+            if let Some(layers) = further {
+                notice(&format!("config.json has no more {FURTHER_TOKENS} = {layers}: those layers were not read"));
             }
             families::change(config, changed);
         }

@@ -11,6 +11,7 @@ use device::Device;
 use engine::model::{GptShape, is_adapter};
 use engine::params::{ParamSpec, Params, Slab};
 use rayon::prelude::*;
+use serde_json::Value as Json;
 use toml::Value;
 
 use super::names::{Entry, Naming, entries};
@@ -23,7 +24,8 @@ use crate::checkpoint::{MANIFEST, named, newest_in, several_at_once};
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
-use crate::families::{self, ModelOptions};
+use crate::families::{self, FURTHER_TOKENS, ModelOptions};
+use crate::told::tell;
 
 /// The model of Hugging Face, and ours.
 const CONFIG_JSON: &str = "config.json";
@@ -39,6 +41,8 @@ pub struct Pretrained {
     pub(super) folder: PathBuf,
     pub(super) naming: Naming,
     pub(super) options: ModelOptions,
+    /// Layers behind the last one, which predict further tokens.
+    further_tokens: u64,
     adapters: Option<FittedAdapters>,
 }
 
@@ -104,7 +108,7 @@ impl Pretrained {
     /// The whole model in a folder.
     fn whole(folder: &Path) -> Result<Pretrained, UserError> {
         let theirs = folder.join(CONFIG_JSON);
-        let (naming, options) = if theirs.exists() {
+        let (naming, options, further_tokens) = if theirs.exists() {
             let origin = theirs.display().to_string();
             let wrong = |problem: String| {
                 UserError::new(
@@ -114,13 +118,13 @@ impl Pretrained {
                 )
             };
             let text = read_file(&theirs, LARGEST_CONFIG).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-            let json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
+            let json: Json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
             let (family, options) = families::from_config_json(&json, &origin)?;
-            (Naming::Family(family), options)
+            (Naming::Family(family), options, json[FURTHER_TOKENS].as_u64().unwrap_or(0))
         } else {
-            (Naming::Ours, own_options(folder)?)
+            (Naming::Ours, own_options(folder)?, 0)
         };
-        Ok(Pretrained { folder: folder.into(), naming, options, adapters: None })
+        Ok(Pretrained { folder: folder.into(), naming, options, further_tokens, adapters: None })
     }
 
     /// The folder that the path stands for, for [`Pretrained::open_checked`].
@@ -171,9 +175,15 @@ impl Pretrained {
         }
     }
 
-    /// Prints a notice of weights in the folder that are not read, as others are there.
+    /// Prints a notice of weights in the folder that are not read: others are there, or they predict further tokens.
     pub fn tell_of_unread(&self) {
         tell_of_unread(&self.folder);
+        if self.further_tokens > 0 {
+            let (folder, layers) = (self.folder.display(), self.further_tokens);
+            tell(&format!(
+                "notice: {FURTHER_TOKENS} = {layers} in {folder}: layers that predict further tokens are not read"
+            ));
+        }
     }
 
     /// Whether the model has adapters.

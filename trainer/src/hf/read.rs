@@ -370,9 +370,11 @@ impl WeightFolder {
             }
         }
         let tied = !entries.iter().any(|entry| entry.name == HEAD);
+        let layer = |entry: &names::Entry| entry.name.strip_prefix("h.")?.split_once('.')?.0.parse::<usize>().ok();
+        let layers = entries.iter().filter_map(layer).max().map_or(0, |last| last + 1);
         let known = |name: &str| {
             (tied && name == HEAD)
-                || matches!(self.naming, Naming::Family(family) if (family.tensors.is_leftover)(name))
+                || matches!(self.naming, Naming::Family(family) if (family.tensors.is_leftover)(name, layers))
         };
         if let Some(name) = self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
             return Err(unfit(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")));

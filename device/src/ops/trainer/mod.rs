@@ -44,8 +44,8 @@ pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBac
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
-    ExpertGluBackward, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm, GroupedProduct, LimitLoad, Route,
-    RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
+    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm, GroupedProduct, LimitLoad,
+    Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
 #[cfg(feature = "host")]

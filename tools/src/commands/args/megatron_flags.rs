@@ -244,12 +244,17 @@ mod tests {
         assert_eq!(notices.len(), 2, "{notices:?}");
 
         let deepseek = "--num-layers 3 --num-experts 8 --moe-layer-freq ([0]*1+[1]*2) --moe-router-score-function sigmoid \
-                        --moe-router-pre-softmax --moe-router-topk-scaling-factor 2.5 --moe-router-num-groups 1 \
+                        --moe-router-pre-softmax --moe-router-topk-scaling-factor 2.5 --moe-router-num-groups 4 \
+                        --moe-router-topk 4 --moe-router-group-topk 2 \
                         --moe-router-load-balancing-type seq_aux_loss --moe-router-dtype fp32 \
-                        --moe-shared-expert-intermediate-size 32";
+                        --moe-shared-expert-intermediate-size 32 --kv-lora-rank 64 --q-lora-rank 96 --qk-head-dim 32 \
+                        --qk-pos-emb-head-dim 16 --v-head-dim 32";
         let TrainRequest { config, notices, .. } = request(deepseek).unwrap();
         let model = &config.model;
         assert_eq!((model.router_score, model.router_normalise, model.router_scale), (RouterScore::Sigmoid, true, 2.5));
+        assert_eq!((model.expert_groups, model.expert_groups_per_token), (4, 2));
+        assert_eq!((model.kv_latent, model.query_latent, model.value_head_dim), (Some(64), Some(96), Some(32)));
+        assert_eq!((model.head_dim, model.rotary_head_dim), (Some(48), 16));
         assert_eq!((&model.expert_pattern[..], model.shared_expert_ffn), (&[0, 1, 1][..], 32));
         assert_eq!(config.train.balance_loss_over, BalanceLossOver::Sequence);
         assert!(notices.len() == 1 && notices[0].starts_with("--moe-router-pre-softmax has no effect"), "{notices:?}");
@@ -282,7 +287,7 @@ mod tests {
                 ["quantile", "steps of one size", "--moe-router-bias-update-rate"],
             ),
             ("--moe-router-dtype fp64", ["fp64", "compute in f32", "leave it out"]),
-            ("--moe-router-num-groups 4", ["num-groups 4", "highest scores of all", "leave it out"]),
+            ("--moe-router-num-groups 4 --moe-router-group-topk 2", ["group-topk 2", "two highest", "for example"]),
         ] {
             let error = request(line).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");

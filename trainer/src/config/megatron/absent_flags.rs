@@ -26,9 +26,14 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
         "disable-mamba-mem-eff-path", "experimental-attention-variant", "attention-output-gate",
         "relative-attention-*",
     ]),
-    (Refused(&[], "the sizes of latent attention have other names: head_dim has the rotated channels too", "--kv-latent, --query-latent, --head-dim, --rotary-head-dim and --value-head-dim"), &[
-        "multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
-        "rotary-scaling-factor", "mscale", "mscale-all-dim", "cache-mla-latents", "mla-down-proj-fusion",
+    (Refused(&[], "attention is latent if its width is given, which has no value of its own", "--kv-lora-rank"), &[
+        "multi-latent-attention",
+    ]),
+    (Refused(&[], "YaRN is a list of numbers, and its scale of scores a setting of its own", "--rope-scaling-type yarn with --rope-scaling, and --query-pre-attn-scalar"), &[
+        "rotary-scaling-factor", "mscale", "mscale-all-dim",
+    ]),
+    (Refused(&[], "keys and values of latent attention are made and cached whole", OUT), &[
+        "cache-mla-latents", "mla-down-proj-fusion",
     ]),
     (Refused(&[], "a model predicts the next token alone", OUT), &["mtp-*"]),
     (Refused(&[], "all blocks are of one kind, but for experts and windows", "--expert-pattern, --window-pattern or --layer-sizes"), &[

@@ -4,6 +4,7 @@
 use super::layer_pattern::expert_pattern;
 use super::meaning::Meaning::{self, Ignored, Refused, SetsByValue, SetsUnless, Translates};
 use super::meaning::Takes::{Nothing, Value};
+use crate::config::RunConfig;
 
 const DISPATCH: &str =
     "rows go to the ranks of their experts in the one way that the hardware has, and their numbers stay on the device";
@@ -24,6 +25,13 @@ const BALANCING: &[(&str, &[(&str, &str)])] = &[
     ("none", &[("train.balance_loss_multiplier", "0.0")]),
 ];
 
+/// The groups that a token chooses from. `None` if Megatron's scores of groups are sums of other than two.
+fn groups_per_token(text: &str, run: &RunConfig) -> Option<String> {
+    let groups: usize = text.parse().ok()?;
+    let has_one = run.model.expert_groups == 1 && groups == 1;
+    (has_one || groups > 0 && run.model.experts_per_token / groups == 2).then(|| groups.to_string())
+}
+
 /// The flags, without dashes in front.
 #[rustfmt::skip]
 pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
@@ -41,8 +49,13 @@ pub const EXPERT_FLAGS: &[(&str, Meaning)] = &[
     )),
 
     ("moe-router-dtype", Refused(&["fp32"], "routers compute in f32", OUT)),
-    ("moe-router-num-groups", Refused(&["1"], ALL_EXPERTS, OUT)),
-    ("moe-router-group-topk", Refused(&["1"], ALL_EXPERTS, OUT)),
+    ("moe-router-group-topk", Translates(
+        "model.expert_groups_per_token",
+        "VALUE, which is half of --moe-router-topk: a group's score is the sum of its two highest, and Megatron's of as many as \
+         a token takes from a group",
+        "--moe-router-topk 8 --moe-router-group-topk 4",
+        groups_per_token,
+    )),
 
     ("moe-grouped-gemm", Ignored(Nothing, GROUPED)),
     ("moe-use-legacy-grouped-gemm", Ignored(Nothing, GROUPED)),

@@ -77,6 +77,7 @@ pub const GENERAL_FLAGS: &[(&str, Meaning)] = &[
     ("profile", Sets("logging.trace", "trace.json")),
     ("tensorboard-dir", SetsWhateverValue("logging.tensorboard", "true", "TensorBoard's files go into logging.dir")),
 
+    ("qk-head-dim", Computes("model.head_dim", "VALUE + model.rotary_head_dim", |plain, run| Some(plain + run.model.rotary_head_dim as f64))),
     ("train-samples", Computes("train.steps", "VALUE / train.global_batch_size", steps_of)),
     ("lr-warmup-samples", Computes("optimizer.warmup_steps", "VALUE / train.global_batch_size", steps_of)),
     ("lr-wsd-decay-samples", Computes("optimizer.decay_steps", "VALUE / train.global_batch_size", steps_of)),

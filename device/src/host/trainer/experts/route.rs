@@ -3,7 +3,7 @@
 use super::counted::Counted;
 use crate::host::trainer::math::{exp, sigmoid};
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{Balance, Control, CountedLoads, Route, RouteBackward, Router, Score, ZLoss};
+use crate::ops::{Balance, Control, CountedLoads, ExpertGroups, Route, RouteBackward, Router, Score, ZLoss};
 
 /// Tokens of one task.
 const TOKENS: usize = 64;
@@ -42,7 +42,7 @@ impl HostKernel for Route {
                         .iter_mut()
                         .enumerate()
                         .for_each(|(j, chosen)| *chosen = ((number * k + j) % experts) as i32),
-                    false => choose(&of_token, bias, chosen),
+                    false => choose(keys(&of_token, bias, self.router.groups), chosen),
                 }
                 weights.iter_mut().zip(chosen).for_each(|(weight, chosen)| *weight = of_token[*chosen as usize]);
                 let sum: f32 = if self.router.normalise { weights.iter().sum() } else { 1.0 };
@@ -52,18 +52,34 @@ impl HostKernel for Route {
     }
 }
 
-/// The experts with the highest scores.
-fn choose(scores: &[f32], bias: Option<&[f32]>, chosen: &mut [i32]) {
-    let key = |expert: usize| match scores[expert] + bias.map_or(0.0, |bias| bias[expert]) {
-        key if key.is_nan() => f32::NEG_INFINITY,
-        key => key,
+/// The numbers that experts are chosen by; `None` for those of groups that are not chosen.
+fn keys(scores: &[f32], bias: Option<&[f32]>, groups: Option<ExpertGroups>) -> Vec<Option<f32>> {
+    let number = |key: f32| if key.is_nan() { f32::NEG_INFINITY } else { key };
+    let key = |(expert, score): (usize, &f32)| Some(number(score + bias.map_or(0.0, |bias| bias[expert])));
+    let mut keys: Vec<Option<f32>> = scores.iter().enumerate().map(key).collect();
+    let Some(ExpertGroups { count, per_token }) = groups else { return keys };
+    let size = scores.len() / count;
+    let sum = |group: &[Option<f32>]| {
+        let mut two = [0; 2];
+        choose(group.to_vec(), &mut two);
+        let [first, second] = two.map(|expert| group[expert as usize].unwrap_or(f32::NEG_INFINITY));
+        Some(number(first + second))
     };
-    for at in 0..chosen.len() {
-        let (before, now) = chosen.split_at_mut(at);
-        let others = (0..scores.len()).filter(|expert| !before.contains(&(*expert as i32)));
-        // Only a higher key takes the place of an earlier expert.
-        let best = others.reduce(|best, other| if key(other) > key(best) { other } else { best });
-        now[0] = best.unwrap_or_default() as i32;
+    let mut kept = vec![0; per_token];
+    choose(keys.chunks(size).map(sum).collect(), &mut kept);
+    let groups = keys.chunks_mut(size).enumerate();
+    groups.filter(|(group, _)| !kept.contains(&(*group as i32))).for_each(|(_, keys)| keys.fill(None));
+    keys
+}
+
+/// The places of the highest keys, the highest first; of equal ones the lowest.
+fn choose(mut keys: Vec<Option<f32>>, chosen: &mut [i32]) {
+    for chosen in chosen {
+        let left = keys.iter().enumerate().filter_map(|(at, key)| Some((at, (*key)?)));
+        // Only a higher key takes the place of an earlier one.
+        let best = left.reduce(|best, other| if other.1 > best.1 { other } else { best });
+        let at = best.map_or(0, |(at, _)| at);
+        (*chosen, keys[at]) = (at as i32, None);
     }
 }
 

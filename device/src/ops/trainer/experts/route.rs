@@ -15,11 +15,23 @@ pub enum Score {
     Sigmoid,
 }
 
+/// Groups of neighbouring experts, of equal sizes. A token chooses from the groups with the highest scores (DeepSeek-V3,
+/// 2024). A group's score is the sum of the two highest scores of its experts, with biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// The number of groups.
+    pub count: usize,
+    /// The groups that a token chooses from.
+    pub per_token: usize,
+}
+
 /// How a router chooses and weighs experts. All of it is in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
     /// From logits to scores.
     pub score: Score,
+    /// The groups of experts; `None`: a token chooses from all.
+    pub groups: Option<ExpertGroups>,
     /// A token's weights are divided by their sum.
     pub normalise: bool,
     /// The factor of all weights.
@@ -76,8 +88,8 @@ impl SampleTokens {
 }
 
 /// Chooses the `k` experts with the highest scores for each token, the highest first; of equal ones that with the lowest
-/// number. A token's weights are the scores of its experts, without `bias`. A score that is NaN counts as minus infinity
-/// for the choice.
+/// number. With groups these are the experts of some groups. A token's weights are the scores of its experts, without
+/// `bias`. A score that is NaN counts as minus infinity for the choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// Scores and weights.
@@ -100,9 +112,17 @@ impl Operation for Route {
     fn check(&self) -> Result<()> {
         check_choice(Self::NAME, &self.logits, &self.chosen, ("weights", &self.weights))?;
         self.tokens.check(Self::NAME, self.logits.shape.rows(), None)?;
+        let (experts, k) = (self.logits.shape.last(), self.chosen.shape.last());
+        if let Some(ExpertGroups { count, per_token }) = self.router.groups {
+            let size = experts / count.max(1);
+            let fits = (1..=count).contains(&per_token) && experts.is_multiple_of(count) && size > 1;
+            ensure(Self::NAME, fits && k <= per_token * size, || {
+                format!("{k} of {experts} experts cannot be chosen from {per_token} of {count} groups")
+            })?;
+        }
         let Some(bias) = &self.bias else { return Ok(()) };
         ensure_dtype(Self::NAME, "bias", bias, DType::F32)?;
-        ensure_elements(Self::NAME, "bias", bias, self.logits.shape.last())
+        ensure_elements(Self::NAME, "bias", bias, experts)
     }
 
     fn accesses(&self) -> Accesses {

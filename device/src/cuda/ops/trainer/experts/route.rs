@@ -4,7 +4,7 @@ use super::{PlacesArgs, at_most};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
-use crate::ops::{CountedLoads, Route, RouteBackward, Score};
+use crate::ops::{CountedLoads, Route, RouteBackward, Score, ensure};
 use crate::{Operation, Result};
 
 /// `Route` of `kernels/route.cu`; 0 is the null pointer.
@@ -21,6 +21,8 @@ struct RouteArgs {
     sigmoid: u32,
     normalise: u32,
     forces_balance: u32,
+    groups: u32,
+    of_groups: u32,
     scale: f32,
     places: PlacesArgs,
 }
@@ -55,6 +57,9 @@ struct RouteBackwardArgs {
     reserved: u32,
 }
 
+/// A warp has a thread for each.
+const MOST_GROUPS: usize = 32;
+
 /// Threads of a block: a warp takes a token.
 const THREADS: usize = 256;
 
@@ -83,6 +88,8 @@ impl KernelOperation for Route {
             sigmoid: (self.router.score == Score::Sigmoid).into(),
             normalise: self.router.normalise.into(),
             forces_balance: self.router.forces_balance.into(),
+            groups: self.router.groups.map_or(1, |groups| groups.count as u32),
+            of_groups: self.router.groups.map_or(1, |groups| groups.per_token as u32),
             scale: self.router.scale,
             places: PlacesArgs::new(self.tokens, tokens),
         };
@@ -90,6 +97,8 @@ impl KernelOperation for Route {
     }
 
     fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        let groups = self.router.groups.map_or(1, |groups| groups.count);
+        ensure(Self::NAME, groups <= MOST_GROUPS, || format!("at most {MOST_GROUPS} groups of experts, not {groups}"))?;
         at_most(Self::NAME, self.logits.shape.last(), self.chosen.shape.last())
     }
 }
