@@ -78,6 +78,8 @@ pub struct ParamSpec {
     /// It keeps its values: it has no gradient, no master weights and no optimizer state. Gradients pass through its layer to
     /// the layers before.
     pub frozen: bool,
+    /// Ranks do not divide it: the step itself writes it.
+    pub stays_whole: bool,
 }
 
 impl ParamSpec {
@@ -105,6 +107,7 @@ impl ParamSpec {
             fp8: None,
             tied: None,
             frozen: false,
+            stays_whole: false,
         }
     }
 

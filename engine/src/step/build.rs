@@ -120,7 +120,8 @@ impl Stage {
         let between = architecture.layers.between_ends();
         let spec = |spec: &ParamSpec| {
             let grad_type = if spec.is_block_weight { options.block_gradients } else { DType::F32 };
-            let sharding = if between.contains(&spec.layer) { sharding } else { sharding.min(Sharding::State) };
+            let is_divided = between.contains(&spec.layer) && !spec.stays_whole;
+            let sharding = if is_divided { sharding } else { sharding.min(Sharding::State) };
             ParamSpec { master_form, grad_type, sharding, ..spec.clone() }
         };
         let specs = architecture.specs.iter().map(spec).collect();

@@ -65,7 +65,7 @@ pub(super) fn router_params(
     });
     let bias = experts.bias_update_rate.map(|_| {
         let spec = ParamSpec::new(bias_name(block), [experts.count], Init::Constant(0.0), layer);
-        ParamSpec { always_f32: true, frozen: true, ..spec }
+        ParamSpec { always_f32: true, frozen: true, stays_whole: true, ..spec }
     });
     [weight].into_iter().chain(logit_bias).chain(bias)
 }
