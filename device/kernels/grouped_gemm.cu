@@ -23,7 +23,11 @@ struct GroupedGemm {
     u32 experts;
     u32 n; // a matrix of an expert is (n, k)
     u32 k;
-    u32 accumulate; // only of a weight gradient
+    u32 a_stride; // from a row to the next
+    u32 b_stride;
+    u32 out_stride;
+    float alpha;
+    u32 accumulate;
     u32 reserved;
 };
 
@@ -34,6 +38,7 @@ template <class T> struct Matrix {
     const T* start;
     u32 rows;
     u32 columns;
+    u32 stride;
 };
 
 // A tile of a result.
@@ -42,6 +47,7 @@ template <class T, class Out> struct Tile {
     Out* out; // (rows, columns)
     u32 rows;
     u32 columns;
+    u32 stride;
     u32 first_row;
     u32 first_column;
     u32 inner;
@@ -101,12 +107,26 @@ Tile<T, Out> tile_of(const GroupedGemm& op, const u32* first_tile, u32 number) {
     u64 first = first_row(op, expert), matrix = (u64)expert * op.n * op.k;
     u32 rows = rows_of(op, expert);
     if (PRODUCT == WEIGHT_GRADIENT) {
-        return {{a + first * op.n, rows, op.n}, {b + first * op.k, rows, op.k}, (Out*)op.out + matrix, op.n, op.k,
-                down % tiles(op.n) * TILE, across * TILE, rows};
+        return {{a + first * op.a_stride, rows, op.n, op.a_stride},
+                {b + first * op.b_stride, rows, op.k, op.b_stride},
+                (Out*)op.out + matrix,
+                op.n,
+                op.k,
+                op.k,
+                down % tiles(op.n) * TILE,
+                across * TILE,
+                rows};
     }
     u32 inner = PRODUCT == FORWARD ? op.k : op.n;
-    return {{a + first * inner, rows, inner}, {b + matrix, op.n, op.k}, (Out*)op.out + first * columns, rows, columns,
-            (down - first_tile[expert]) * TILE, across * TILE, inner};
+    return {{a + first * op.a_stride, rows, inner, op.a_stride},
+            {b + matrix, op.n, op.k, op.k},
+            (Out*)op.out + first * op.out_stride,
+            rows,
+            columns,
+            op.out_stride,
+            (down - first_tile[expert]) * TILE,
+            across * TILE,
+            inner};
 }
 
 // Stores a value, or adds it to the one there.
@@ -116,12 +136,12 @@ template <class Out> void put_value(Out* to, float x, u32 accumulate) { set(to, 
 template <bool VECTOR, class T, class Out>
 void put_pair(const Tile<T, Out>& tile, u32 row, u32 column, float x, float y, u32 accumulate) {
     if (row >= tile.rows || column >= tile.columns) return;
-    Out* to = tile.out + (u64)row * tile.columns + column;
+    Out* to = tile.out + (u64)row * tile.stride + column;
     if constexpr (!VECTOR) {
         put_value(to, x, accumulate);
         if (column + 1 < tile.columns) put_value(to + 1, y, accumulate);
     } else if constexpr (sizeof(Out) == 2) {
-        *(u32*)to = pack_bf16x2(x, y);
+        *(u32*)to = accumulate ? pack_bf16x2(value(to) + x, value(to + 1) + y) : pack_bf16x2(x, y);
     } else {
         float2 old = accumulate ? *(float2*)to : make_float2(0.0f, 0.0f);
         *(float2*)to = make_float2(old.x + x, old.y + y);
@@ -151,7 +171,7 @@ template <bool INNER_COLUMNS, bool VECTOR> void fetch_part(bf16* part, const Mat
     for (u32 i = 0; i < TILE * DEPTH / N / THREADS; i++) {
         u32 pack = threadIdx.x + i * THREADS, row = pack / PACKS, column = pack % PACKS * N;
         bool inside = first_row + row < from.rows && first_column + column < from.columns;
-        u64 at = inside ? (u64)(first_row + row) * from.columns + first_column + column : 0;
+        u64 at = inside ? (u64)(first_row + row) * from.stride + first_column + column : 0;
         bf16* to = part + row * P::STRIDE + column;
         if constexpr (VECTOR) copy_ahead_or_zero(to, from.start + at, inside);
         else *to = inside ? from.start[at] : bf16{0};
@@ -174,7 +194,8 @@ template <bool INNER_COLUMNS> void load_b(u32 (&x)[4], const bf16* part, u32 out
     else load_matrices_transposed(x, part + (inner + lane % 16) * stride + outer + last);
 }
 
-template <Product PRODUCT, bool VECTOR, class Out> void multiply_tile(const Tile<bf16, Out>& tile, u32 accumulate) {
+template <Product PRODUCT, bool VECTOR, class Out>
+void multiply_tile(const Tile<bf16, Out>& tile, float alpha, u32 accumulate) {
     extern __shared__ uint4 shared[];
     constexpr bool A = a_has_inner_columns(PRODUCT), B = b_has_inner_columns(PRODUCT);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp / 4 * 64, column = warp % 4 * 32;
@@ -218,8 +239,9 @@ template <Product PRODUCT, bool VECTOR, class Out> void multiply_tile(const Tile
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
             u32 r = tile.first_row + row + 16 * i + lane / 4, c = tile.first_column + column + 8 * j + lane % 4 * 2;
-            put_pair<VECTOR>(tile, r, c, sums[i][j][0], sums[i][j][1], accumulate);
-            put_pair<VECTOR>(tile, r + 8, c, sums[i][j][2], sums[i][j][3], accumulate);
+            const float(&x)[4] = sums[i][j];
+            put_pair<VECTOR>(tile, r, c, alpha * x[0], alpha * x[1], accumulate);
+            put_pair<VECTOR>(tile, r + 8, c, alpha * x[2], alpha * x[3], accumulate);
         }
     }
 }
@@ -244,12 +266,13 @@ template <bool INNER_COLUMNS> struct PartF32 {
             u32 row = INNER_COLUMNS ? first_outer + outer : first_inner + inner;
             u32 column = INNER_COLUMNS ? first_inner + inner : first_outer + outer;
             bool inside = row < from.rows && column < from.columns;
-            at(outer, inner) = inside ? from.start[(u64)row * from.columns + column] : 0.0f;
+            at(outer, inner) = inside ? from.start[(u64)row * from.stride + column] : 0.0f;
         }
     }
 };
 
-template <Product PRODUCT, bool VECTOR, class Out> void multiply_tile(const Tile<float, Out>& tile, u32 accumulate) {
+template <Product PRODUCT, bool VECTOR, class Out>
+void multiply_tile(const Tile<float, Out>& tile, float alpha, u32 accumulate) {
     __shared__ PartF32<a_has_inner_columns(PRODUCT)> a;
     __shared__ PartF32<b_has_inner_columns(PRODUCT)> b;
     const u32 row = threadIdx.x / 16, column = threadIdx.x % 16;
@@ -277,10 +300,10 @@ template <Product PRODUCT, bool VECTOR, class Out> void multiply_tile(const Tile
     for (u32 i = 0; i < 8; i++) {
         u32 r = tile.first_row + row + 16 * i;
         if (r >= tile.rows) break;
-        Out* to = tile.out + (u64)r * tile.columns + c;
+        Out* to = tile.out + (u64)r * tile.stride + c;
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
-            if (c + 16 * j < tile.columns) put_value(to + 16 * j, sums[i][j], accumulate);
+            if (c + 16 * j < tile.columns) put_value(to + 16 * j, alpha * sums[i][j], accumulate);
         }
     }
 }
@@ -295,7 +318,7 @@ template <Product PRODUCT, class T, class Out, bool VECTOR> void grouped_gemm(co
         Tile<T, Out> tile = tile_of<PRODUCT, T, Out>(op, first_tile, number);
         // The gradient of an expert without rows is 0.
         if (op.accumulate && tile.inner == 0) continue;
-        multiply_tile<PRODUCT, VECTOR>(tile, op.accumulate);
+        multiply_tile<PRODUCT, VECTOR>(tile, op.alpha, op.accumulate);
     }
 }
 

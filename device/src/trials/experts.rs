@@ -3,10 +3,10 @@
 use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
-    AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
-    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GroupedGemm, GroupedProduct,
-    LimitLoad, PlaceRows, Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert,
-    Status, UpdateSelectionBias, ZLoss,
+    AddExpertBias, Balance, Columns, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient,
+    ExpertGlu, ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GemmColumns, GroupedGemm,
+    GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs,
+    SortByExpert, Status, UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};
@@ -117,7 +117,7 @@ pub(super) fn in_8_bits(s: Sizes, add: AddTrial<'_>) {
                     let (a, weights) = (factor(b, [rows, inner], dtype)?, factor(b, weights, DType::F8E4M3)?);
                     let scales = Some([b.between([1], 1e-3, 2e-3)?, b.between([1], 1e-3, 2e-3)?]);
                     let out = b.output_in_part([rows, width], DType::Bf16)?;
-                    Ok(GroupedGemm { product, offsets, a, b: weights, out, scales, accumulate: false }.into())
+                    Ok(GroupedGemm { scales, ..GroupedGemm::new(product, offsets, [a, weights], out) }.into())
                 }),
             );
         }
@@ -463,7 +463,39 @@ fn products(m: Mixture, dtype: DType, add: AddTrial<'_>) {
                     }
                     WeightGradient => (bench.input([rows, k], dtype)?, bench.output(matrices, DType::F32)?),
                 };
-                Ok(GroupedGemm { product, offsets, a, b, out, scales: None, accumulate }.into())
+                Ok(GroupedGemm { accumulate, ..GroupedGemm::new(product, offsets, [a, b], out) }.into())
+            }),
+        );
+    }
+    // As adapters do it: from some columns of rows, to some columns.
+    for (name, product) in [("added", Forward), ("dgrad", InputGradient), ("wgrad", WeightGradient)] {
+        add(
+            &format!("grouped_gemm, columns, {name}"),
+            Box::new(move |bench| {
+                let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
+                let columns = |first| Some(Columns { first, count: 16 });
+                let (low, wide) = (bench.input([rows, 48], dtype)?, bench.input([rows, n + 16], dtype)?);
+                let of_low = if product == Forward { columns(32) } else { columns(16) };
+                let of_wide = Some(Columns { first: 8, count: n });
+                let matrices = [m.experts * n, 16];
+                let (factors, out, columns) = match product {
+                    Forward => {
+                        let columns = GemmColumns { a: of_low, out: of_wide, ..GemmColumns::ALL };
+                        ([low, bench.scaled(matrices, dtype, scale)?], wide, columns)
+                    }
+                    InputGradient => {
+                        let columns = GemmColumns { a: of_wide, out: of_low, ..GemmColumns::ALL };
+                        let out = bench.output_in_part([rows, 48], dtype)?;
+                        ([wide, bench.scaled(matrices, dtype, scale)?], out, columns)
+                    }
+                    WeightGradient => {
+                        let columns = GemmColumns { a: of_wide, b: of_low, out: None };
+                        ([wide, low], bench.output(matrices, DType::F32)?, columns)
+                    }
+                };
+                let accumulate = product == Forward;
+                let whole = GroupedGemm::new(product, offsets, factors, out);
+                Ok(GroupedGemm { alpha: 0.5, accumulate, columns, ..whole }.into())
             }),
         );
     }

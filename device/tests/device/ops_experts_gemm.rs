@@ -59,7 +59,7 @@ fn check_products(t: &Bench, s: &Sizes<'_>, dtype: DType) {
     let w_values = numbers(3, count * n * k, dtype);
     let w = t.put(&[count * n, k], dtype, &w_values);
     let run = |product, a, b, out: Tensor, accumulate| {
-        t.run(GroupedGemm { product, offsets, a, b, out, scales: None, accumulate });
+        t.run(GroupedGemm { accumulate, ..GroupedGemm::new(product, offsets, [a, b], out) });
         t.get(&out)
     };
     let untouched = |columns: usize| t.put(&[rows, columns], dtype, &vec![UNTOUCHED; rows * columns]);
@@ -120,6 +120,71 @@ fn products_of_each_expert_s_rows_agree_with_f64_and_touch_no_other_rows() {
     }
 }
 
+#[test]
+fn products_of_some_columns_agree_with_f64_and_touch_no_others() {
+    let t = checked_bench();
+    for dtype in FLOATS {
+        // 16 bytes at a time, and one value.
+        for (n, k, wide, first) in [(24, 16, 48, 8), (5, 3, 9, 2)] {
+            let s = Sizes { counts: &[5, 0, 130, 1], behind: 3, n, k };
+            let (rows, count, experts) = (s.rows(), s.counts.len(), s.experts());
+            let what = |name: &str| format!("{name} of columns, {dtype}, ({n}, {k})");
+            let (narrow, broad) = (Some(Columns { first, count: k }), Some(Columns { first, count: n }));
+            let (low, low_values) = s.factor(&t, 1, k + first, dtype);
+            let (dy, dy_values) = s.factor(&t, 2, wide, dtype);
+            let w_values = numbers(3, count * n * k, dtype);
+            let w = t.put(&[count * n, k], dtype, &w_values);
+            let (of_low, of_dy) = (
+                |row: usize, i: usize| low_values[row * (k + first) + first + i],
+                |row, j| dy_values[row * wide + first + j],
+            );
+            let of_w = |row: usize, j: usize, i: usize| w_values[experts[row] * n * k + j * k + i];
+
+            // Other columns, and rows without an expert, keep what they have.
+            let check_rows =
+                |name: &str, out: &Tensor, width: usize, before: &[f64], terms: &dyn Fn(usize, usize) -> Vec<f64>| {
+                    let (stride, values) = (out.shape.last(), t.get(out));
+                    let inside = |at: usize| at / stride < s.used() && (first..first + width).contains(&(at % stride));
+                    let sums: Vec<_> = (0..rows * stride)
+                        .filter(|at| inside(*at))
+                        .map(|at| terms(at / stride, at % stride - first))
+                        .collect();
+                    let ours: Vec<_> = (0..rows * stride).filter(|at| inside(*at)).map(|at| values[at]).collect();
+                    check(&what(name), &ours, dtype, &sums);
+                    assert!((0..rows * stride).all(|at| inside(at) || values[at] == before[at]), "{}", what(name));
+                };
+            let before = numbers(5, rows * wide, dtype);
+            let out = t.put(&[rows, wide], dtype, &before);
+            let product = GroupedGemm::new(GroupedProduct::Forward, s.offsets(&t), [low, w], out);
+            let columns = GemmColumns { a: narrow, out: broad, ..GemmColumns::ALL };
+            t.run(GroupedGemm { alpha: 0.5, accumulate: true, columns, ..product });
+            check_rows("forward", &out, n, &before, &|row, j| {
+                let products = (0..k).map(|i| 0.5 * of_low(row, i) * of_w(row, j, i));
+                [before[row * wide + first + j]].into_iter().chain(products).collect()
+            });
+
+            let before = vec![UNTOUCHED; rows * (k + first)];
+            let out = t.put(&[rows, k + first], dtype, &before);
+            let product = GroupedGemm::new(GroupedProduct::InputGradient, s.offsets(&t), [dy, w], out);
+            t.run(GroupedGemm { columns: GemmColumns { a: broad, out: narrow, ..GemmColumns::ALL }, ..product });
+            check_rows("input gradient", &out, k, &before, &|row, i| {
+                (0..n).map(|j| of_dy(row, j) * of_w(row, j, i)).collect()
+            });
+
+            let out = t.empty(&[count * n, k], F32);
+            let product = GroupedGemm::new(GroupedProduct::WeightGradient, s.offsets(&t), [dy, low], out);
+            t.run(GroupedGemm { columns: GemmColumns { a: broad, b: narrow, out: None }, ..product });
+            let mut sums = vec![vec![]; count * n * k];
+            for (row, expert) in experts.iter().enumerate() {
+                for (at, terms) in sums[expert * n * k..][..n * k].iter_mut().enumerate() {
+                    terms.push(of_dy(row, at / k) * of_low(row, at % k));
+                }
+            }
+            check(&what("weight gradient"), &t.get(&out), F32, &sums);
+        }
+    }
+}
+
 /// A factor in 8 bits, NaN behind the rows of experts, and its values.
 fn of_8_bits(t: &Bench, seed: u64, [rows, columns]: [usize; 2], dtype: DType, used: usize) -> (Tensor, Vec<f64>) {
     let mut values = numbers(seed, rows * columns, dtype);
@@ -139,7 +204,7 @@ fn products_of_8_bit_rows_agree_with_f64_and_touch_no_other_rows() {
     let (w_t, w_t_values) = of_8_bits(&t, 4, [k, count * n], DType::F8E4M3, k);
     let run = |product, a, b, columns: usize| {
         let out = t.put(&[rows, columns], Bf16, &vec![UNTOUCHED; rows * columns]);
-        t.run(GroupedGemm { product, offsets, a, b, out, scales: Some(scales), accumulate: false });
+        t.run(GroupedGemm { scales: Some(scales), ..GroupedGemm::new(product, offsets, [a, b], out) });
         t.get(&out)
     };
     let experts = s.experts();
@@ -167,7 +232,7 @@ fn products_of_8_bit_rows_that_do_not_fit_are_refused() {
         let offsets = t.ints(&[3], &[0; 3]);
         let (a, b) = (t.empty(&[16, k], a), t.empty(&[2 * n, k], b));
         let scales = Some([t.empty(&[1], F32), t.empty(&[1], F32)]);
-        t.refusal(GroupedGemm { product, offsets, a, b, out: t.empty(&[16, n], out), scales, accumulate: false })
+        t.refusal(GroupedGemm { scales, ..GroupedGemm::new(product, offsets, [a, b], t.empty(&[16, n], out)) })
     };
     let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
     use GroupedProduct::{Forward, WeightGradient};
@@ -183,7 +248,7 @@ fn products_of_8_bit_rows_that_do_not_fit_are_refused() {
     let (offsets, bytes) = (t.ints(&[2], &[0; 2]), t.empty(&[17 * 16], e4m3));
     let (a, b, out) = (bytes.view(8, [16, 16]), t.empty(&[16, 16], e4m3), t.empty(&[16, 16], Bf16));
     let scales = Some([t.empty(&[1], F32), t.empty(&[1], F32)]);
-    let error = t.refusal(GroupedGemm { product: Forward, offsets, a, b, out, scales, accumulate: false });
+    let error = t.refusal(GroupedGemm { scales, ..GroupedGemm::new(Forward, offsets, [a, b], out) });
     assert!(error.contains("multiples of 16"), "{error}");
 }
 
@@ -192,18 +257,17 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
     let t = checked_bench();
     let refused = |product, offsets: usize, a: [usize; 2], b: [usize; 2], out: ([usize; 2], DType), accumulate| {
         let (offsets, a, b) = (t.ints(&[offsets], &vec![0; offsets]), t.empty(&a, Bf16), t.empty(&b, Bf16));
-        t.refusal(GroupedGemm { product, offsets, a, b, out: t.empty(&out.0, out.1), scales: None, accumulate })
+        t.refusal(GroupedGemm { accumulate, ..GroupedGemm::new(product, offsets, [a, b], t.empty(&out.0, out.1)) })
     };
     use GroupedProduct::{Forward, InputGradient, WeightGradient};
-    let other = t.refusal(GroupedGemm {
-        product: Forward,
-        offsets: t.ints(&[3], &[0; 3]),
-        a: t.empty(&[6, 4], Bf16),
-        b: t.empty(&[10, 4], F32),
-        out: t.empty(&[6, 5], Bf16),
-        scales: None,
-        accumulate: false,
-    });
+    let (a, b) = (t.empty(&[6, 4], Bf16), t.empty(&[10, 4], F32));
+    let other = t.refusal(GroupedGemm::new(Forward, t.ints(&[3], &[0; 3]), [a, b], t.empty(&[6, 5], Bf16)));
+    let some = |first, count| Some(Columns { first, count });
+    let columns = |columns| {
+        let (a, b) = (t.empty(&[6, 8], Bf16), t.empty(&[10, 4], Bf16));
+        let whole = GroupedGemm::new(Forward, t.ints(&[3], &[0; 3]), [a, b], t.empty(&[6, 5], Bf16));
+        t.refusal(GroupedGemm { columns, ..whole })
+    };
     for (error, words) in [
         (refused(Forward, 1, [6, 4], [10, 4], ([6, 5], Bf16), false), "grouped_gemm: there is no expert"),
         (
@@ -216,7 +280,9 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
             "`out` of shape (6, 4) has 24 elements, needs 30",
         ),
         (refused(Forward, 3, [6, 4], [10, 4], ([6, 5], F32), false), "`out` is f32, needs bf16"),
-        (refused(Forward, 3, [6, 4], [10, 4], ([6, 5], Bf16), true), "only a weight gradient accumulates"),
+        (columns(GemmColumns { a: some(5, 4), ..GemmColumns::ALL }), "gives columns 5..9, needs 4 in 6 rows"),
+        (columns(GemmColumns { a: some(2, 3), ..GemmColumns::ALL }), "gives columns 2..5, needs 4 in 6 rows"),
+        (columns(GemmColumns { b: some(0, 2), ..GemmColumns::ALL }), "matrices of experts are whole"),
         (refused(InputGradient, 3, [6, 4], [10, 4], ([6, 4], Bf16), false), "`a` of shape (6, 4)"),
         (refused(WeightGradient, 3, [6, 5], [5, 4], ([10, 4], F32), false), "`b` of shape (5, 4)"),
         (refused(WeightGradient, 3, [6, 5], [6, 4], ([10, 4], Bf16), false), "`out` is bf16, needs f32"),

@@ -5,18 +5,20 @@
 //! one of these matrices, or all of them as one, and has an adapter of its own. The `A` of a layer's adapters are
 //! packed in one parameter `(adapters * rank, in)`, so their products with the input are one. Their `B` are packed too:
 //! `(outputs of all adapters, rank)`.
+//!
+//! Each expert has adapters of its own. `A` packs them by expert and then by adapter, `B` by adapter and then by expert. Their
+//! products are those of a linear layer, of each expert's rows: the product of `B` and `A` is never made.
 
 use std::ops::Range;
 
 use device::Tensor;
-use device::ops::{Add, Columns, Dropout, DropoutPart, DropoutSite, Epilogue, Gemm, GemmColumns};
+use device::ops::{Add, Columns, Dropout, DropoutPart, DropoutSite, Epilogue, Gemm, GemmColumns, GroupedGemm};
 use graph_manager::Result;
 
 use super::buffers::tensor_like;
 use super::builder::LayerBuilder;
 use super::dropout::{DropoutLayer, dropout_backward};
 use super::lora::{Lora, LoraTarget};
-use super::shape::GptShape;
 use super::tensor_parallel::{Packed, TensorParallel};
 use crate::microbatch::adds_to_gradients;
 use crate::params::{Init, Param, ParamSpec};
@@ -26,27 +28,6 @@ use crate::tile::Tile;
 impl Lora {
     fn has(&self, target: LoraTarget) -> bool {
         self.targets.contains(&target)
-    }
-
-    /// The linear layers of a block with adapters, by the names that their parameters begin with in a block, and the
-    /// rows of its weight that each adapter covers. Adapters are in the order that `A` and `B` pack them in.
-    pub fn adapted_rows(&self, shape: &GptShape) -> Vec<(&'static str, Vec<Range<usize>>)> {
-        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
-        let up = vec![shape.ffn; shape.feed_forward.packed()];
-        let layers = [
-            ("attn.c_attn", self.of_qkv(), vec![queries, keys, keys]),
-            ("attn.c_proj", self.of_attention_output(), vec![shape.hidden]),
-            ("mlp.c_fc", self.of_up(up.len()), up),
-            ("mlp.c_proj", self.of_down(), vec![shape.hidden]),
-        ];
-        let rows = |packed: &[usize], groups: &Range<usize>| {
-            let size = |groups: Range<usize>| packed[groups].iter().sum::<usize>();
-            size(0..groups.start)..size(0..groups.end)
-        };
-        let adapted = layers.into_iter().filter_map(|(name, spec, packed)| Some((name, spec?, packed)));
-        adapted
-            .map(|(name, spec, packed)| (name, spec.groups.iter().map(|groups| rows(&packed, groups)).collect()))
-            .collect()
     }
 
     /// Those of the layer that packs queries, keys and values.
@@ -95,11 +76,11 @@ const MOST: usize = 3;
 /// The adapters of a linear layer before they have memory.
 #[derive(Clone, Debug)]
 pub(crate) struct AdapterSpec {
-    rank: usize,
+    pub(super) rank: usize,
     scale: f32,
     dropout: f64,
     /// By adapter: the numbers of the matrices that it covers, among the packed ones.
-    groups: Vec<Range<usize>>,
+    pub(super) groups: Vec<Range<usize>>,
     /// The number of the layer among the block's linear layers.
     layer: usize,
 }
@@ -117,20 +98,19 @@ impl AdapterSpec {
     ) -> [ParamSpec; 2] {
         let covered: Vec<Packed> = self.groups.iter().flat_map(|groups| &packed[groups.clone()]).copied().collect();
         let outputs = covered.iter().map(Packed::size).sum();
-        // As PEFT begins: Kaiming's uniform distribution for A, and B = 0.
-        let bound = 1.0 / (input as f32).sqrt();
-        let a = ParamSpec::new(
-            format!("{name}.lora_A"),
-            [self.groups.len() * self.rank, input],
-            Init::Uniform(bound),
-            layer,
-        );
+        let low = self.groups.len() * self.rank;
+        let a = ParamSpec::new(format!("{name}.lora_A"), [low, input], AdapterSpec::init_of_a(input), layer);
         let b = ParamSpec::new(format!("{name}.lora_B"), [outputs, self.rank], Init::Constant(0.0), layer);
         // Of the parameter that is whole on each rank, backward computes a part from the rank's own inputs or outputs.
         match row_parallel {
-            true => [parallel.columns(a, vec![self.groups.len() * self.rank]), parallel.partial(b)],
+            true => [parallel.columns(a, vec![low]), parallel.partial(b)],
             false => [parallel.partial(a), parallel.rows(b, &covered)],
         }
+    }
+
+    /// The first values of `A` with so many inputs, as in PEFT: Kaiming's uniform distribution. `B` begins at 0.
+    pub(super) fn init_of_a(input: usize) -> Init {
+        Init::Uniform(1.0 / (input as f32).sqrt())
     }
 
     /// The adapters over their parameters, in a block.
@@ -144,16 +124,23 @@ impl AdapterSpec {
     ) -> Adapter {
         let parallel = builder.of.parallel;
         let ranks = if row_parallel { 1 } else { parallel.size() };
-        let size = |groups: Range<usize>| -> usize { packed[groups].iter().map(|group| group.on_each(ranks)).sum() };
-        let mut columns = [None; MOST];
-        for (at, groups) in self.groups.iter().enumerate() {
-            columns[at] = Some(Columns { first: size(0..groups.start), count: size(groups.clone()) });
-        }
+        let sizes: Vec<usize> = packed.iter().map(|group| group.on_each(ranks)).collect();
         // A rank's inputs of a row-parallel layer are its columns of the whole layer's.
         let first_channel = if row_parallel { parallel.rank() * a.weight.shape.last() } else { 0 };
         let part = DropoutPart { first_channel, ..DropoutPart::default() };
         let dropout = builder.of.dropout(self.dropout, block + 1, 3 + self.layer as u16, part);
-        Adapter { a, b, rank: self.rank, scale: self.scale, columns, width: size(0..packed.len()), dropout }
+        self.over([a, b], 1, &sizes, dropout)
+    }
+
+    /// The adapters over their parameters, of one matrix or of that many experts. `sizes` are those of the packed matrices here.
+    pub(super) fn over(&self, [a, b]: [Param; 2], experts: usize, sizes: &[usize], dropout: DropoutLayer) -> Adapter {
+        let size = |groups: Range<usize>| sizes[groups].iter().sum::<usize>();
+        let mut columns = [None; MOST];
+        for (at, groups) in self.groups.iter().enumerate() {
+            columns[at] = Some(Columns { first: size(0..groups.start), count: size(groups.clone()) });
+        }
+        let width = size(0..sizes.len());
+        Adapter { a, b, experts, rank: self.rank, scale: self.scale, columns, width, dropout }
     }
 
     /// Parameters, whole.
@@ -166,10 +153,12 @@ impl AdapterSpec {
 /// The adapters of a linear layer, or this rank's shard of them.
 #[derive(Clone, Copy)]
 pub(super) struct Adapter {
-    /// `(adapters * rank, in)`.
+    /// `(adapters * rank, in)`, of each expert.
     a: Param,
-    /// `(outputs of all adapters, rank)`.
+    /// `(outputs, rank)` of each adapter, of each expert.
     b: Param,
+    /// Experts here; 1 of a linear layer.
+    experts: usize,
     rank: usize,
     scale: f32,
     /// The outputs of each adapter.
@@ -185,19 +174,21 @@ pub(crate) struct SavedAdapter {
     /// `(..., adapters * rank)`: `alpha / rank * A dropout(x)`.
     low: Tensor,
     dropout: Option<DropoutSite>,
+    /// The first row of each expert; `None` of a linear layer.
+    offsets: Option<Tensor>,
 }
 
 impl SavedAdapter {
     /// Of a tile of rows.
     pub(crate) fn of_tile(self, tile: Tile) -> SavedAdapter {
-        SavedAdapter { low: tile.of(self.low), dropout: self.dropout.map(|site| tile.dropout(site)) }
+        SavedAdapter { low: tile.of(self.low), dropout: self.dropout.map(|site| tile.dropout(site)), ..self }
     }
 }
 
 /// The tensors that the gradients of an adapter's weights are computed from.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterGradient {
-    saved: SavedAdapter,
+    pub(super) saved: SavedAdapter,
     /// `(..., adapters * rank)`: the gradient of `low`, times `alpha / rank`.
     grad_low: Tensor,
 }
@@ -219,16 +210,24 @@ struct One {
     rows: (usize, usize),
 }
 
+/// Multiplies, or multiplies the rows of each expert.
+fn multiply(cx: &StepContext<'_>, offsets: Option<Tensor>, product: Gemm) -> Result<()> {
+    match offsets {
+        None => cx.run(product),
+        Some(offsets) => cx.run(GroupedGemm::of_each_expert(&product, offsets)),
+    }
+}
+
 impl Adapter {
     /// The adapters one by one. A product with all columns of a tensor names none.
     fn each(&self) -> impl Iterator<Item = One> + use<> {
-        let Adapter { rank, width, .. } = *self;
+        let Adapter { experts, rank, width, .. } = *self;
         let columns: Vec<Columns> = self.columns.into_iter().flatten().collect();
         let all = columns.len();
         let mut first_row = 0;
         columns.into_iter().enumerate().map(move |(at, columns)| {
-            let rows = (first_row, columns.count);
-            first_row += columns.count;
+            let rows = (first_row, columns.count * experts);
+            first_row += rows.1;
             One {
                 low: (all > 1).then_some(Columns { first: at * rank, count: rank }),
                 output: (columns.count < width).then_some(columns),
@@ -245,8 +244,24 @@ impl Adapter {
         rows: &Tensor,
         record: Option<Tensor>,
     ) -> Result<SavedAdapter> {
-        let low = tensor_like(cx, "lora_low", rows, self.a.weight.shape.rows())?;
-        Ok(SavedAdapter { low, dropout: self.dropout.site(cx, record) })
+        let low = tensor_like(cx, "lora_low", rows, self.low_width())?;
+        Ok(SavedAdapter { low, dropout: self.dropout.site(cx, record), offsets: None })
+    }
+
+    /// As [`Adapter::saved`], for the rows of experts that begin at `offsets`.
+    pub(super) fn saved_of_experts(
+        &self,
+        cx: &mut StepContext<'_>,
+        rows: &Tensor,
+        offsets: Tensor,
+    ) -> Result<SavedAdapter> {
+        let low = tensor_like(cx, "expert_lora_low", rows, self.low_width())?;
+        Ok(SavedAdapter { low, dropout: None, offsets: Some(offsets) })
+    }
+
+    /// The inner size of all adapters of a matrix.
+    fn low_width(&self) -> usize {
+        self.a.weight.shape.rows() / self.experts
     }
 
     /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`, and writes the values for backward.
@@ -262,7 +277,8 @@ impl Adapter {
         for One { low: columns, output: to, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: columns, out: to, ..GemmColumns::ALL };
             let b = self.b.weight.narrow(first, count);
-            cx.run(Gemm { columns, accumulate: true, ..Gemm::linear(low, b, output, Epilogue::None) })?;
+            let product = Gemm { columns, accumulate: true, ..Gemm::linear(low, b, output, Epilogue::None) };
+            multiply(cx, saved.offsets, product)?;
         }
         Ok(())
     }
@@ -272,10 +288,11 @@ impl Adapter {
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
-        SavedAdapter { low, dropout }: SavedAdapter,
+        SavedAdapter { low, dropout, offsets }: SavedAdapter,
     ) -> Result<()> {
         let dropped = dropout_backward(cx, "lora_input", input, dropout)?;
-        cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })
+        let product = Gemm::linear(dropped, self.a.weight, low, Epilogue::None);
+        multiply(cx, offsets, Gemm { alpha: self.scale, ..product })
     }
 
     /// Memory for the tensors that the gradients of the weights are computed from, for an output gradient with these
@@ -286,7 +303,7 @@ impl Adapter {
         saved: SavedAdapter,
         rows: &Tensor,
     ) -> Result<AdapterGradient> {
-        Ok(AdapterGradient { saved, grad_low: tensor_like(cx, "lora_grad_low", rows, self.a.weight.shape.rows())? })
+        Ok(AdapterGradient { saved, grad_low: tensor_like(cx, "lora_grad_low", rows, self.low_width())? })
     }
 
     /// Adds to the gradient of the layer's input, for the gradient `(..., out)` of its output.
@@ -300,11 +317,11 @@ impl Adapter {
         for One { low, output, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: output, out: low, ..GemmColumns::ALL };
             let product = Gemm::dgrad(grad_output, self.b.weight.narrow(first, count), grad_low, Epilogue::None);
-            cx.run(Gemm { columns, alpha: self.scale, ..product })?;
+            multiply(cx, saved.offsets, Gemm { columns, alpha: self.scale, ..product })?;
         }
         let product = |to| Gemm::dgrad(grad_low, self.a.weight, to, Epilogue::None);
         match saved.dropout {
-            None => cx.run(Gemm { accumulate: true, ..product(grad_input) }),
+            None => multiply(cx, saved.offsets, Gemm { accumulate: true, ..product(grad_input) }),
             Some(site) => {
                 let through = cx.tensor("lora_grad_input", grad_input.shape, grad_input.dtype)?;
                 cx.run(product(through))?;
@@ -326,13 +343,13 @@ impl Adapter {
         let accumulate = adds_to_gradients(cx);
         if let Some(grad) = self.a.grad {
             let dropped = dropout_backward(cx, "lora_input_again", input, saved.dropout)?;
-            cx.run(Gemm::wgrad(grad_low, dropped, grad, accumulate))?;
+            multiply(cx, saved.offsets, Gemm::wgrad(grad_low, dropped, grad, accumulate))?;
         }
         let Some(grad) = self.b.grad else { return Ok(()) };
         for One { low, output, rows: (first, count) } in self.each() {
             let columns = GemmColumns { a: output, b: low, ..GemmColumns::ALL };
             let product = Gemm::wgrad(grad_output, saved.low, grad.narrow(first, count), accumulate);
-            cx.run(Gemm { columns, ..product })?;
+            multiply(cx, saved.offsets, Gemm { columns, ..product })?;
         }
         Ok(())
     }

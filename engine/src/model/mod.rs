@@ -6,6 +6,7 @@
 //!   declares its parameters, builds itself, computes forward and backward, and tells its cost.
 //! - [`Decoder`] runs a transformer forward only, one token at a time, with keys and values in a cache.
 
+mod adapted;
 mod adapter;
 mod architecture;
 mod attention;
@@ -43,6 +44,7 @@ mod token_cost;
 mod weight_input;
 mod whole_samples;
 
+pub use adapted::{AdaptedLayer, AdapterRows};
 pub use architecture::{Architecture, Build, Chunk, ExpertBlocks, Model, Residual, StepTensors};
 pub use decoder::{Cursor, Decoder};
 pub use embedding::is_embedding;

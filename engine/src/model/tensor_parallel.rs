@@ -84,16 +84,20 @@ impl TensorParallel {
         whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
     }
 
-    /// This rank's share of a parameter of experts. Ranks divide the experts, which are the first of the
-    /// [rows](Part::rows), and the channels of each, along the dimension `channels` if it has some.
-    pub(crate) fn of_experts(&self, whole: ParamSpec, rows: Vec<usize>, channels: Option<usize>) -> ParamSpec {
+    /// This rank's share of a parameter of experts in parts. Ranks divide the experts, which are the first of each part's
+    /// [rows](Part::rows), and the channels of each.
+    pub(crate) fn of_experts(&self, whole: ParamSpec, parts: Vec<Vec<usize>>, channels: Channels) -> ParamSpec {
         let [experts, within] = [Axis::Expert, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
-        let part = Part::whole(rows).cut(0, experts);
-        let part = match channels {
-            Some(channels) => part.cut(channels, within),
-            None => part,
+        let part = |rows: Vec<usize>| {
+            let dims = rows.len();
+            let part = Part::whole(rows).cut(0, experts);
+            match channels {
+                Channels::None => part,
+                Channels::Rows => part.cut(dims - 1, within),
+                Channels::Columns => part.cut(dims, within),
+            }
         };
-        let mut spec = whole.lying_in(&self.ranks, vec![part]);
+        let mut spec = whole.lying_in(&self.ranks, parts.into_iter().map(part).collect());
         spec.spread.more_tokens = self.ranks.axes(Axis::ExpertData) - self.ranks.axes(Axis::Tokens);
         spec
     }
@@ -164,6 +168,17 @@ impl TensorParallel {
         cx.run(Collective { kind, communicator, input: partial, output: own })?;
         Ok(own)
     }
+}
+
+/// The channels of an expert that ranks may divide, in a parameter of experts.
+#[derive(Clone, Copy)]
+pub(crate) enum Channels {
+    /// It has none.
+    None,
+    /// They are its last rows.
+    Rows,
+    /// They are its columns.
+    Columns,
 }
 
 /// Rows or columns packed along an axis, such as queries.

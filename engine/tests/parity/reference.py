@@ -18,7 +18,7 @@ CASE.json, all keys of its kind required, none others accepted:
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
-    "lora", of all but mlp, may be left out: {scale, rank, targets {linear layer: [first row, end] of each adapter}};
+    "lora", of all but mlp, may be left out: {scale, rank, layers {name: of each adapter [first row, end, first row of A, of B]}};
          only adapters are trained then
     "own", of all optimizers, may be left out: {parameter: [what its lr is multiplied by, its weight decay or null]}
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
@@ -150,7 +150,7 @@ def weight_shapes(case):
     for name, rows in adapters(case):
         rank, (_, n_in) = case["lora"]["rank"], shapes[f"{name}.weight"]
         shapes |= {f"{name}.lora_A": (rank * len(rows), n_in)}
-        shapes |= {f"{name}.lora_B": (sum(end - start for start, end in rows), rank)}
+        shapes |= {f"{name}.lora_B": (sum(end - start for start, end, *_ in rows), rank)}
     return shapes
 
 
@@ -159,20 +159,20 @@ def has_experts(case, block):
 
 
 def adapters(case):
-    """The linear layers with adapters, each with the rows [start, end) of its weight that an adapter covers."""
-    targets = case["lora"]["targets"] if "lora" in case else {}
-    return [(f"h.{i}.{name}", rows) for i in range(case.get("layers", 0)) for name, rows in targets.items()]
+    """The layers with adapters. Of each adapter the rows [start, end) of the weight that it covers, and its first rows of A and of B."""
+    return case["lora"]["layers"].items() if "lora" in case else ()
 
 
 def adapted(case, w):
     """The weights of the model whose adapters are merged: W + scale B A, by autograd's leave."""
     merged = {name: p for name, p in w.items() if ".lora_" not in name}
     for name, rows in adapters(case):
-        parts, rank, b = [], case["lora"]["rank"], w[f"{name}.lora_B"]
-        weight, done, first = merged[f"{name}.weight"], 0, 0
-        for a, (start, end) in zip(w[f"{name}.lora_A"].split(rank), rows, strict=True):
-            parts += [weight[done:start], weight[start:end] + case["lora"]["scale"] * b[first:first + end - start] @ a]
-            done, first = end, first + end - start
+        parts, done, rank = [], 0, case["lora"]["rank"]
+        weight, a, b = merged[f"{name}.weight"], w[f"{name}.lora_A"], w[f"{name}.lora_B"]
+        for start, end, of_a, of_b in rows:
+            product = b[of_b:of_b + end - start] @ a[of_a:of_a + rank]
+            parts += [weight[done:start], weight[start:end] + case["lora"]["scale"] * product]
+            done = end
         merged[f"{name}.weight"] = torch.cat([*parts, weight[done:]])
     return merged
 

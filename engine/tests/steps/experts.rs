@@ -65,7 +65,7 @@ pub fn tiny_mixtral(dropout: f32, precision: Precision) -> GptShape {
 }
 
 /// Qwen3: the first block is dense.
-fn tiny_qwen3_moe(dropout: f32, precision: Precision) -> GptShape {
+pub fn tiny_qwen3_moe(dropout: f32, precision: Precision) -> GptShape {
     let experts = Experts { count: 6, per_token: 3, ffn: 20, pattern: vec![false, true], ..FOUR };
     GptShape { experts: Some(experts), windows: None, ..tiny_qwen3(dropout, precision) }
 }

@@ -2,10 +2,11 @@
 
 use device::{DType, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{FeedForward, GptShape, Lora, LoraTarget, is_adapter};
+use engine::model::{BalanceGroup, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
+use crate::experts::tiny_shared;
 use crate::models::{Kind, Run, all_settings, batch, noise, tiny_gpt, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 6;
@@ -17,28 +18,17 @@ pub fn all_targets(shape: &GptShape) -> Vec<LoraTarget> {
     [Query, Key, Value, AttentionOutput, Up, Down].into_iter().chain(gate).collect()
 }
 
-/// Adapters as `engine/tests/parity/reference.py` takes them: the rows of each layer's weight that they cover.
+/// Adapters as `engine/tests/parity/reference.py` takes them.
 pub fn adapters(lora: &Lora, shape: &GptShape) -> serde_json::Value {
-    let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
-    let gate = if shape.feed_forward != FeedForward::Gelu { shape.ffn } else { 0 };
-    let mut targets = serde_json::Map::new();
-    let mut targeted = lora.targets.clone();
-    targeted.sort_unstable();
-    for target in targeted {
-        let (layer, rows) = match target {
-            LoraTarget::Query => ("attn.c_attn", 0..queries),
-            LoraTarget::Key => ("attn.c_attn", queries..queries + keys),
-            LoraTarget::Value => ("attn.c_attn", queries + keys..queries + 2 * keys),
-            LoraTarget::QueryKeyValue => ("attn.c_attn", 0..queries + 2 * keys),
-            LoraTarget::AttentionOutput => ("attn.c_proj", 0..shape.hidden),
-            LoraTarget::Gate => ("mlp.c_fc", 0..gate),
-            LoraTarget::Up => ("mlp.c_fc", gate..gate + shape.ffn),
-            LoraTarget::Down => ("mlp.c_proj", 0..shape.hidden),
-        };
-        let rows = serde_json::json!([rows.start, rows.end]);
-        targets.entry(layer).or_insert_with(|| serde_json::json!([])).as_array_mut().unwrap().push(rows);
+    let mut layers = serde_json::Map::new();
+    for block in 0..shape.layers {
+        for layer in lora.adapted(shape, block) {
+            let of_each = layer.adapters(lora.rank).into_iter();
+            let of_each = of_each.map(|of| [of.covered.start, of.covered.end, of.a.start, of.b.start]);
+            layers.insert(format!("h.{block}.{}", layer.name), serde_json::json!(of_each.collect::<Vec<_>>()));
+        }
     }
-    serde_json::json!({ "rank": lora.rank, "scale": lora.alpha / lora.rank as f64, "targets": targets })
+    serde_json::json!({ "rank": lora.rank, "scale": lora.alpha / lora.rank as f64, "layers": layers })
 }
 
 /// Gives each `B` other values than its first ones, which are 0, so that all gradients matter. They are the same on
@@ -56,13 +46,15 @@ pub fn with_adapters(shape: GptShape, dropout: f64) -> GptShape {
     GptShape { lora: Some(Lora { rank: 4, alpha: 8.0, dropout, targets }), ..shape }
 }
 
-/// With dropout of adapters and of all else.
-fn shapes(dropout: f32) -> [(&'static str, GptShape); 3] {
+/// With dropout of adapters and of all else, and experts.
+fn shapes(dropout: f32) -> [(&'static str, GptShape); 4] {
     let gpt = tiny_gpt(dropout, Precision::F32);
     // As many heads of each kind as ranks share, and fewer.
     let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, Precision::F32) };
     let qwen2 = tiny_qwen2(dropout, Precision::F32);
-    [("GPT", gpt), ("Qwen3", qwen3), ("Qwen2", qwen2)].map(|(name, shape)| (name, with_adapters(shape, dropout.into())))
+    let experts = tiny_shared(dropout, BalanceGroup::Microbatch);
+    [("GPT", gpt), ("Qwen3", qwen3), ("Qwen2", qwen2), ("experts", experts)]
+        .map(|(name, shape)| (name, with_adapters(shape, dropout.into())))
 }
 
 fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {

@@ -16,6 +16,7 @@ use engine::params::Param;
 use engine::precision::Precision;
 
 use crate::exchange::{Arrays, reference, relative_l2};
+use crate::experts::tiny_qwen3_moe;
 use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
     Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gemma2, tiny_gemma3, tiny_gpt, tiny_llama, tiny_mistral,
@@ -474,11 +475,14 @@ fn adapters_of_a_gpt_agree_with_pytorch_in_losses_gradients_and_final_weights() 
 
 #[test]
 fn adapters_of_packed_projections_agree_with_transformers_in_losses_gradients_and_final_weights() {
-    use LoraTarget::{Key, Query, Up, Value};
+    use LoraTarget::{Gate, Key, Query, Up, Value};
     let shape = tiny_qwen3(0.0, Precision::F32);
     by_lora("qwen3-lora", "qwen3", &F32, shape.clone(), &all_targets(&shape));
     by_lora("qwen3-lora-qv", "qwen3", &F32, shape, &[Query, Value]);
     by_lora("qwen2-lora-k-up", "qwen2", &F32, tiny_qwen2(0.0, Precision::F32), &[Key, Up]);
+    let experts = tiny_qwen3_moe(0.0, Precision::F32);
+    by_lora("qwen3moe-lora", "qwen3moe", &F32, experts.clone(), &all_targets(&experts));
+    by_lora("qwen3moe-lora-gate", "qwen3moe", &F32, experts, &[Gate]);
 }
 
 #[test]

@@ -371,13 +371,22 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
          cuda_graph.overlap_microbatches=true",
     ),
     (4, "parallel.expert_tensor=1 parallel.tensor=2 parallel.distributed_optimizer=true model.bias=true"),
-    // Adapters of attention, with experts that keep their weights.
+    // Adapters of experts, with those of attention or alone.
     (
         4,
         "parallel.expert=2 parallel.expert_tensor=1 parallel.tensor=2 model.lora_rank=4 \
-         model.lora_target_modules=[\"q_proj\",\"v_proj\"] parallel.distributed_optimizer=true",
+         parallel.distributed_optimizer=true recompute.granularity=full",
     ),
-    (8, "parallel.expert=2 parallel.pipeline=2 model.lora_rank=4 model.lora_target_modules=[\"k_proj\",\"o_proj\"]"),
+    (
+        8,
+        "parallel.expert=2 parallel.tensor=2 parallel.data_parallel_sharding=optim_grads_params model.lora_rank=4 \
+         model.lora_target_modules=[\"w1\",\"w2\",\"w3\"]",
+    ),
+    (
+        8,
+        "parallel.expert=2 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.lora_rank=4 \
+         model.lora_target_modules=[\"k_proj\",\"w2\"]",
+    ),
 ];
 
 #[test]

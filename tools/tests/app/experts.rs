@@ -260,7 +260,7 @@ fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
         ("MODEL --moe-token-drop-policy first", &["token_drop_policy = \"first\"", "probs"]),
         ("MODEL --moe-aux-loss-coeff -1", &["train.balance_loss_multiplier = -1", "not negative"]),
         ("MODEL --moe-router-score-function sqrtsoftplus", &["\"sqrtsoftplus\"", "or \"sigmoid\""]),
-        ("MODEL --norm rmsnorm --preset tiny-llama --lora-rank 4", &["\"all-linear\"", "q_proj k_proj"]),
+        ("MODEL --preset tiny-llama --lora-rank 4 --lora-dropout 0.1", &["experts.w1", "drop nothing"]),
         (
             "MODEL --expert-tensor-parallel-size 2",
             &["parallel.expert_tensor = 2 with parallel.tensor = 1", "whole on its rank", "leave it out"],

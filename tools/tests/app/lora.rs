@@ -13,6 +13,10 @@ use crate::hf::{logits, plan, python, save, stage_of, trained};
 
 pub const TOKENS: [i32; 11] = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 264];
 
+/// A small Qwen3 with experts.
+const MIXTURE: &str = "qwen3-30b-a3b --layers 2 --hidden-size 32 --heads 4 --kv-heads 2 --head-dim 8 --ffn 48 --expert-ffn 24 \
+                       --experts 4 --experts-per-token 2 --expert-pattern [0,1] --seq-length 32";
+
 /// The values of a tensor of a file, f32.
 pub fn values(path: &Path, name: &str) -> Vec<f32> {
     let bytes = std::fs::read(path).unwrap();
@@ -50,11 +54,14 @@ fn peft_loads_the_adapters_and_transformers_the_merged_model_with_the_logits_tha
         ("tiny", "3", "attn.c_proj c_attn"),
         ("tiny-llama", "4", "all-linear"),
         ("tiny-llama", "5", "v_proj q_proj down_proj"),
+        // A dense block, and one with experts.
+        (MIXTURE, "3", "v_proj gate_proj up_proj down_proj"),
     ] {
         let what = format!("{preset} {targets}");
         let folder = TempDir::new().unwrap();
         let at = |name: &str| folder.path().join(name);
-        trained(&at("ours"), &["--preset", preset, "--vocab", "300", "--init-std", "0.2"]);
+        let preset: Vec<&str> = preset.split(' ').collect();
+        trained(&at("ours"), &[&["--vocab", "300", "--init-std", "0.2", "--preset"], &preset[..]].concat());
         convert(&at("ours"), &at("base"), Direction::ToHuggingFace(DataType::F32)).unwrap();
         let flags = [
             &["--lora-rank", rank, "--lora-alpha", "6", "--lora-target-modules"][..],

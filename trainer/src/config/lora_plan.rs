@@ -1,7 +1,9 @@
 //! The linear layers that have low-rank adapters, by the names that PEFT has for them.
 
+use std::collections::BTreeSet;
+
 use common::{UserError, nearest};
-use engine::model::{GptShape, Lora, LoraTarget};
+use engine::model::{GptShape, Lora, LoraTarget, gpt};
 
 use crate::config::checks::{at_least, require, within};
 use crate::config::model_plan::is_dropout_rate;
@@ -14,7 +16,8 @@ const ALL: &str = "all-linear";
 /// A linear layer of the model's family, as its files have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedModule {
-    /// The layer's name in a block without `.weight`, such as `self_attn.q_proj`.
+    /// The layer's name in a block without `.weight`, such as `self_attn.q_proj`. Those of all experts have one, such as
+    /// `mlp.experts.up_proj`.
     pub name: String,
     /// The same layer in our blocks.
     pub target: LoraTarget,
@@ -28,8 +31,24 @@ impl AdaptedModule {
 
     /// Whether a target of PEFT means it: its name, or the end of its name after a dot.
     fn is_meant_by(&self, target: &str) -> bool {
-        self.name == target || self.name.strip_suffix(target).is_some_and(|before| before.ends_with('.'))
+        target == ALL
+            || self.name == target
+            || self.name.strip_suffix(target).is_some_and(|before| before.ends_with('.'))
     }
+
+    /// Whether each expert has such a layer.
+    fn is_of_experts(&self) -> bool {
+        self.name.contains("experts.")
+    }
+}
+
+/// The name of a layer of an expert without the expert's number, such as `mlp.experts.up_proj`. Others stay as they are.
+pub fn of_any_expert(name: &str) -> String {
+    let without = |(before, after): (&str, &str)| {
+        let (expert, rest) = after.split_once('.')?;
+        expert.bytes().all(|byte| byte.is_ascii_digit()).then(|| format!("{before}experts.{rest}"))
+    };
+    name.split_once("experts.").and_then(without).unwrap_or_else(|| name.into())
 }
 
 /// The linear layers of a block by the names of the family that `shape` is of.
@@ -39,20 +58,42 @@ impl AdaptedModule {
 pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, QueryKeyValue, Up, Value};
     let names = &families::of_shape(shape)?.tensors;
-    let mut modules = Vec::new();
-    for (weight, whole, packed) in [
-        ("attn.c_attn", QueryKeyValue, &[Query, Key, Value][..]),
-        ("attn.c_proj", AttentionOutput, &[]),
-        ("mlp.c_fc", Up, &[Gate, Up]),
-        ("mlp.c_proj", Down, &[]),
-    ] {
-        let tensors = (names.of)(shape, &format!("h.0.{weight}.weight"));
-        let targets = if tensors.len() == 1 { &[whole][..] } else { packed };
-        modules.extend(tensors.into_iter().zip(targets).map(|(tensor, &target)| {
-            let name = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
-            let in_block = name.split_once(".0.").map_or(name, |(_, in_block)| in_block);
-            AdaptedModule { name: in_block.into(), target }
-        }));
+    let own: BTreeSet<String> = gpt(shape.clone()).specs.into_iter().map(|spec| spec.name).collect();
+    let has = |weight: &str| own.contains(weight);
+    let has_experts = |block: &usize| shape.block_experts(*block).is_some();
+    let blocks = [(0..shape.layers).find(|block| !has_experts(block)), (0..shape.layers).find(has_experts)];
+    let mut modules: Vec<AdaptedModule> = Vec::new();
+    for block in blocks.into_iter().flatten() {
+        for (layer, whole, packed) in [
+            ("attn.c_attn", Some(QueryKeyValue), &[Query, Key, Value][..]),
+            ("attn.c_proj", Some(AttentionOutput), &[]),
+            ("mlp.c_fc", Some(Up), &[Gate, Up]),
+            ("mlp.c_proj", Some(Down), &[]),
+            ("mlp.experts.c_fc", None, &[Gate, Up]),
+            ("mlp.experts.c_proj", None, &[Down]),
+            ("mlp.shared.c_fc", None, &[Gate, Up]),
+            ("mlp.shared.c_proj", Some(Down), &[]),
+        ] {
+            let weight = format!("h.{block}.{layer}.weight");
+            if !has(&weight) {
+                continue;
+            }
+            let tensors = (names.of)(shape, &weight);
+            let targets = match (&tensors[..], &whole) {
+                ([_], Some(whole)) => std::slice::from_ref(whole),
+                // Of all experts as one tensor.
+                ([_], None) => continue,
+                _ => packed,
+            };
+            for (tensor, &target) in tensors.into_iter().zip(targets) {
+                let name = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+                let in_block = name.split_once(&format!(".{block}.")).map_or(name, |(_, in_block)| in_block);
+                let module = AdaptedModule { name: of_any_expert(in_block), target };
+                if !modules.contains(&module) {
+                    modules.push(module);
+                }
+            }
+        }
     }
     Ok(modules)
 }
@@ -69,7 +110,8 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
     is_dropout_rate("model.lora_dropout", model.lora_dropout)?;
     let alpha = model.lora_alpha;
     within("model.lora_alpha", alpha, alpha > 0.0 && alpha.is_finite(), "it is above 0", "set model.lora_alpha = 16")?;
-    let narrowest = shape.hidden.min(shape.kv_heads * shape.head_dim()).min(shape.ffn);
+    let widths = [shape.hidden, shape.kv_heads * shape.head_dim(), shape.ffn].into_iter();
+    let narrowest = widths.chain(shape.experts.as_ref().map(|experts| experts.ffn)).min().unwrap_or(0);
     require(model.lora_rank <= narrowest, || {
         UserError::new(
             format!("model.lora_rank = {}", model.lora_rank),
@@ -92,39 +134,32 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
         )
     })?;
     at_least("the number of model.lora_target_modules", model.lora_target_modules.len(), 1)?;
-    let mut targets = Vec::new();
-    for text in model.lora_target_modules.iter().flat_map(|texts| texts.split(',')) {
-        let meant = all.iter().filter(|module| text == ALL || module.is_meant_by(text));
-        let before = targets.len();
-        targets.extend(meant.map(|module| module.target));
-        if let Some(experts) = &shape.experts
-            && targets.iter().any(|target| is_in_feed_forward(*target))
-        {
-            return Err(of_experts(text, experts.count, &all));
-        }
-        if targets.len() == before {
-            return Err(unknown(text, &all));
-        }
+    let texts = || model.lora_target_modules.iter().flat_map(|texts| texts.split(','));
+    let is_meant = |module: &AdaptedModule| texts().any(|text| module.is_meant_by(text));
+    if let Some(text) = texts().find(|text| !all.iter().any(|module| module.is_meant_by(text))) {
+        return Err(unknown(text, &all));
     }
+    let mut targets: Vec<LoraTarget> =
+        all.iter().filter(|module| is_meant(module)).map(|module| module.target).collect();
     targets.sort_unstable();
     targets.dedup();
+    if let Some(other) = all.iter().find(|module| targets.contains(&module.target) && !is_meant(module)) {
+        return Err(UserError::new(
+            format!("model.lora_target_modules leaves out {}, and has layers of the same kind", other.name),
+            "layers of a kind have adapters in all blocks, of experts or not",
+            format!("name them all: --lora-target-modules {}", other.short_name()),
+        ));
+    }
+    if let Some(of_experts) = all.iter().find(|module| module.is_of_experts() && targets.contains(&module.target))
+        && model.lora_dropout > 0.0
+    {
+        return Err(UserError::new(
+            format!("model.lora_dropout = {} with adapters of {}", model.lora_dropout, of_experts.name),
+            "adapters of experts drop nothing",
+            "set model.lora_dropout = 0, or name layers of attention alone in --lora-target-modules",
+        ));
+    }
     Ok(Some(Lora { rank: model.lora_rank, alpha, dropout: model.lora_dropout, targets }))
-}
-
-/// Whether a layer is in feed-forward layers.
-fn is_in_feed_forward(target: LoraTarget) -> bool {
-    matches!(target, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down)
-}
-
-/// A target that means a feed-forward layer, of a model with experts.
-fn of_experts(text: &str, experts: usize, all: &[AdaptedModule]) -> UserError {
-    let attention: Vec<&AdaptedModule> = all.iter().filter(|module| !is_in_feed_forward(module.target)).collect();
-    let names: Vec<&str> = attention.iter().map(|module| module.short_name()).collect();
-    UserError::new(
-        format!("model.lora_target_modules has {text:?} with model.experts = {experts}"),
-        "in a model with experts only attention has adapters, its feed-forward layers have none",
-        format!("--lora-target-modules {}", names.join(" ")),
-    )
 }
 
 fn unknown(text: &str, all: &[AdaptedModule]) -> UserError {
@@ -165,6 +200,10 @@ mod tests {
             [Query, Value]
         );
         assert_eq!(targets(&format!("{llama}lora_target_modules = [\"mlp.up_proj\"]")), [Up]);
+        let mixture = "preset = \"qwen3-30b-a3b\"\n";
+        assert_eq!(targets(mixture), [Query, Key, Value, AttentionOutput, Gate, Up, Down]);
+        assert_eq!(targets(&format!("{mixture}lora_target_modules = [\"mlp.experts.down_proj\"]")), [Down]);
+        assert_eq!(targets("preset = \"mixtral-8x7b\"\nlora_target_modules = [\"w2\", \"w3\"]"), [Up, Down]);
         assert_eq!(targets(""), [QueryKeyValue, AttentionOutput, Up, Down]);
         // Both projections of GPT-2 have this name.
         assert_eq!(targets("lora_target_modules = [\"c_proj\"]"), [AttentionOutput, Down]);
@@ -185,14 +224,16 @@ mod tests {
             let error = plan(&format!("[model]\n{rank}{options}")).unwrap_err();
             assert!(error.contains(words), "{options}: {error}");
         }
-        let mixture = "[model]\npreset = \"tiny-llama\"\nexperts = 4\nlora_rank = 8\n";
-        for text in ["all-linear", "up_proj", "q_proj,mlp.down_proj"] {
-            let error = plan(&format!("{mixture}lora_target_modules = [\"{text}\"]")).unwrap_err();
-            let words =
-                ["with model.experts = 4", "only attention", "--lora-target-modules q_proj k_proj v_proj o_proj"];
-            assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
-        }
-        assert!(plan(&format!("{mixture}lora_target_modules = [\"q_proj\", \"o_proj\"]")).is_ok());
+        let mixture = "[model]\npreset = \"qwen3-30b-a3b\"\nexperts = 8\nlora_rank = 8\n";
+        let error = plan(&format!("{mixture}lora_dropout = 0.1")).unwrap_err();
+        assert!(error.contains("adapters of mlp.experts.gate_proj") && error.contains("lora_dropout = 0"), "{error}");
+        let some = format!("{mixture}lora_dropout = 0.1\nlora_target_modules = [\"q_proj\", \"o_proj\"]");
+        assert!(plan(&some).is_ok());
+        // Dense blocks and those with experts have layers of the same kinds.
+        let both = format!("{mixture}expert_pattern = [0, 1]\n");
+        let error = plan(&format!("{both}lora_target_modules = [\"experts.up_proj\"]")).unwrap_err();
+        assert!(error.contains("leaves out mlp.up_proj") && error.contains("modules up_proj"), "{error}");
+        assert!(plan(&format!("{both}lora_target_modules = [\"up_proj\"]")).is_ok());
         let error = plan("[model]\nlora_rank = 8\n[precision]\ncompute = \"bf16\"\nfp8 = \"hybrid\"").unwrap_err();
         assert!(error.contains("precision.fp8"), "{error}");
     }

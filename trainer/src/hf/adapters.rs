@@ -1,10 +1,11 @@
 //! Low-rank adapters: merged into the weights that they adapt, or written as PEFT loads them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
 use common::UserError;
-use engine::model::{GptShape, Lora};
+use engine::model::{AdapterRows, GptShape, Lora};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
@@ -20,29 +21,35 @@ use crate::families::{FileLayout, HuggingFace};
 /// The file that PEFT reads adapters from.
 pub(super) const ADAPTER_FILE: &str = "adapter_model.safetensors";
 
-/// A linear layer with adapters.
+/// A layer with adapters, of a block.
 struct Adapted {
     /// The beginning of its parameters' names.
     layer: String,
-    /// The rows of its weight that each adapter covers.
-    rows: Vec<Range<usize>>,
+    adapters: Vec<AdapterRows>,
+}
+
+/// The layers of a block with adapters.
+fn adapted(shape: &GptShape, lora: &Lora, block: usize) -> impl Iterator<Item = Adapted> + use<> {
+    let rank = lora.rank;
+    let layers = lora.adapted(shape, block).into_iter();
+    layers.map(move |of| Adapted { layer: format!("h.{block}.{}", of.name), adapters: of.adapters(rank) })
 }
 
 impl Adapted {
-    /// The rows of `B` that belong to an adapter.
-    fn rows_of_b(&self, adapter: usize) -> Range<usize> {
-        let first: usize = self.rows[..adapter].iter().map(Range::len).sum();
-        first..first + self.rows[adapter].len()
+    /// Our parameters `A` and `B`, of a weight with so many columns.
+    fn params(&self, rank: usize, columns: usize) -> [Entry; 2] {
+        let outputs = self.adapters.iter().map(|adapter| adapter.b.len()).sum();
+        [
+            ours(format!("{}.lora_A", self.layer), [self.adapters.len() * rank, columns]),
+            ours(format!("{}.lora_B", self.layer), [outputs, rank]),
+        ]
     }
 }
 
-/// The linear layers with adapters, of all blocks.
-fn adapted(shape: &GptShape, lora: &Lora) -> Vec<Adapted> {
-    let in_block = lora.adapted_rows(shape);
-    let of = |block: usize| {
-        in_block.iter().map(move |(name, rows)| Adapted { layer: format!("h.{block}.{name}"), rows: rows.clone() })
-    };
-    (0..shape.layers).flat_map(of).collect()
+/// A parameter of ours with that name and shape.
+fn ours(name: String, shape: [usize; 2]) -> Entry {
+    let parts = vec![Part { name: name.clone(), rows: 0..shape[0] }];
+    Entry { name, shape: shape.into(), parts, fused: None, layout: FileLayout::Ours }
 }
 
 /// Rows of one of our parameters with the product of its adapters added: `W + alpha / rank * B A`.
@@ -55,17 +62,21 @@ pub(super) fn merged(
     weights: &Weights,
     shape: &GptShape,
 ) -> Result<Vec<f32>, UserError> {
-    let Some(lora) = &shape.lora else { return weights.rows(entry, wanted) };
+    let mut values = weights.rows(entry, wanted.clone())?;
+    let block = entry.name.strip_prefix("h.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
+    let (Some(lora), Some(block)) = (&shape.lora, block) else { return Ok(values) };
     let of_entry = |adapted: &Adapted| entry.name.strip_suffix(".weight") == Some(adapted.layer.as_str());
-    let Some(adapted) = adapted(shape, lora).into_iter().find(of_entry) else { return weights.rows(entry, wanted) };
-    let [a, b] = ["lora_A", "lora_B"].map(|which| ours(shape, &format!("{}.{which}", adapted.layer)));
-    let (a, b) = (weights.parameter(&a)?, weights.parameter(&b)?);
-    let mut values = weights.parameter(entry)?;
+    let Some(adapted) = adapted(shape, lora, block).find(of_entry) else { return Ok(values) };
     let (width, rank, scale) = (entry.shape[1], lora.rank, lora.scale());
-    for (adapter, rows) in adapted.rows.iter().enumerate() {
-        let a = &a[adapter * rank * width..][..rank * width];
-        let b = &b[adapted.rows_of_b(adapter).start * rank..][..rows.len() * rank];
-        let weight = &mut values[rows.start * width..rows.end * width];
+    let [a, b] = adapted.params(rank, width);
+    for AdapterRows { covered, a: of_a, b: of_b } in adapted.adapters {
+        let rows = covered.start.max(wanted.start)..covered.end.min(wanted.end);
+        if rows.is_empty() {
+            continue;
+        }
+        let first = of_b.start + rows.start - covered.start;
+        let (a, b) = (weights.rows(&a, of_a)?, weights.rows(&b, first..first + rows.len())?);
+        let weight = &mut values[(rows.start - wanted.start) * width..][..rows.len() * width];
         weight.par_chunks_mut(width).zip(b.par_chunks(rank)).for_each(|(weight, b)| {
             for (column, weight) in weight.iter_mut().enumerate() {
                 let product: f32 = b.iter().zip(a.chunks(width)).map(|(b, a)| b * a[column]).sum();
@@ -73,39 +84,33 @@ pub(super) fn merged(
             }
         });
     }
-    Ok(values[wanted.start * width..wanted.end * width].to_vec())
-}
-
-/// One of our parameters, by its name.
-fn ours(shape: &GptShape, name: &str) -> Entry {
-    match entries(shape, Naming::Ours).into_iter().find(|entry| entry.name == name) {
-        Some(entry) => entry,
-        None => unreachable!("a model with adapters has {name}"),
-    }
+    Ok(values)
 }
 
 /// The adapters of a model as our parameters, with the tensors that hold them in a file of PEFT. Layers have the names
 /// of `family`.
 pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static HuggingFace) -> Vec<Entry> {
-    let shape = &GptShape { lora: Some(lora.clone()), ..shape.clone() };
-    let (own, theirs) = (entries(shape, Naming::Ours), entries(shape, Naming::Family(family)));
+    let theirs = entries(&GptShape { lora: None, ..shape.clone() }, Naming::Family(family));
     let mut all = Vec::new();
-    for adapted in adapted(shape, lora) {
+    for adapted in (0..shape.layers).flat_map(|block| adapted(shape, lora, block)) {
         let weight = format!("{}.weight", adapted.layer);
-        let modules: Vec<&Part> =
-            theirs.iter().filter(|entry| entry.name == weight).flat_map(|entry| &entry.parts).collect();
-        for (which, is_a) in [("lora_A", true), ("lora_B", false)] {
-            let part = |(adapter, rows): (usize, &Range<usize>)| {
-                let module = modules.iter().find(|part| part.rows == *rows).map(|part| part.name.as_str());
-                let module = module.and_then(|name| name.strip_suffix(".weight")).unwrap_or_default();
-                let a = adapter * lora.rank..(adapter + 1) * lora.rank;
-                let rows = if is_a { a } else { adapted.rows_of_b(adapter) };
-                Part { name: format!("base_model.model.{module}.{which}.weight"), rows }
-            };
-            let parts = adapted.rows.iter().enumerate().map(part).collect();
-            let name = format!("{}.{which}", adapted.layer);
-            all.extend(own.iter().find(|entry| entry.name == name).map(|entry| Entry { parts, ..entry.clone() }));
-        }
+        let Some(weight) = theirs.iter().find(|entry| entry.name == weight) else { continue };
+        let modules: BTreeMap<usize, &Part> = weight.parts.iter().map(|part| (part.rows.start, part)).collect();
+        let name = |covered: &Range<usize>, which: &str| {
+            let module = modules.get(&covered.start).filter(|part| part.rows == *covered);
+            let module = module.and_then(|part| part.name.strip_suffix(".weight")).unwrap_or_default();
+            format!("base_model.model.{module}.{which}.weight")
+        };
+        let [a, b] = adapted.params(lora.rank, weight.shape[1]);
+        let parts = |which, rows: fn(&AdapterRows) -> &Range<usize>| {
+            let part =
+                |adapter: &AdapterRows| Part { name: name(&adapter.covered, which), rows: rows(adapter).clone() };
+            let mut parts: Vec<Part> = adapted.adapters.iter().map(part).collect();
+            parts.sort_by_key(|part| part.rows.start);
+            parts
+        };
+        all.push(Entry { parts: parts("lora_A", |adapter| &adapter.a), ..a });
+        all.push(Entry { parts: parts("lora_B", |adapter| &adapter.b), ..b });
     }
     all
 }
@@ -124,7 +129,8 @@ pub(super) fn write_peft(
     base: Option<&str>,
 ) -> Result<Vec<Entry>, RunError> {
     let written = peft_entries(shape, lora, family);
-    let from: Vec<Entry> = written.iter().map(|entry| ours(shape, &entry.name)).collect();
+    let from: Vec<Entry> =
+        written.iter().map(|entry| ours(entry.name.clone(), [entry.shape[0], entry.shape[1]])).collect();
     write((folder, "adapter_model"), &written, dtype, usize::MAX, &|index, rows| weights.rows(&from[index], rows))?;
     let path = folder.join(ADAPTER_CONFIG);
     let config = adapter_config(shape, lora, family, base);

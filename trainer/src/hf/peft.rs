@@ -10,10 +10,10 @@ use engine::model::{GptShape, Lora, LoraTarget};
 use toml::Value;
 
 use super::adapters::{ADAPTER_FILE, peft_entries};
-use super::names::Entry;
+use super::names::{Entry, Part};
 use super::peft_config::PeftConfig;
 use super::read::WeightFolder;
-use crate::config::lora_plan::modules;
+use crate::config::lora_plan::{modules, of_any_expert};
 use crate::families::{HuggingFace, ModelOptions};
 
 /// Adapters that PEFT saved.
@@ -61,10 +61,13 @@ impl PeftAdapters {
         })?;
         let meant = |name: &str| {
             let layers = self.file.shapes().filter_map(|(tensor, _)| layer_of(tensor));
-            layers.into_iter().any(|(layer, _)| layer.strip_suffix(name).is_some_and(|before| before.ends_with('.')))
+            let mut layers = layers.map(|(layer, _)| of_any_expert(layer));
+            layers.any(|layer| layer.strip_suffix(name).is_some_and(|before| before.ends_with('.')))
         };
         let found: Vec<_> = known.into_iter().filter(|module| meant(&module.name)).collect();
-        let targets: Vec<LoraTarget> = found.iter().map(|module| module.target).collect();
+        let mut targets: Vec<LoraTarget> = found.iter().map(|module| module.target).collect();
+        targets.sort_unstable();
+        targets.dedup();
         let ranks = self.ranks()?;
         let rank = ranks.values().copied().max().unwrap_or(self.config.rank);
         let config = &self.config;
@@ -197,7 +200,8 @@ impl FittedAdapters {
         };
         let width = entry.width();
         let mut values = vec![0.0; entry.shape[0] * width];
-        for part in &entry.parts {
+        let is_wanted = |part: &&Part| part.rows.start < rows.end && rows.start < part.rows.end;
+        for part in entry.parts.iter().filter(is_wanted) {
             let Some((layer, is_a)) = layer_of(&part.name) else { unreachable!("an entry's part is of a layer") };
             let (shape, read) = self.adapters.file.tensor(&part.name)?;
             let whole = if is_a { shape[1] == width } else { shape[0] == part.rows.len() };

@@ -55,14 +55,6 @@ impl<'p> Weights<'p> {
         self.folder.check_tied_head(&self.entries)
     }
 
-    /// A parameter's values in our layout.
-    ///
-    /// # Errors
-    /// As [`Weights::rows`].
-    pub(super) fn parameter(&self, entry: &Entry) -> Result<Vec<f32>, UserError> {
-        self.rows(entry, 0..entry.shape[0])
-    }
-
     /// Some rows of a parameter in our layout.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ pub(crate) struct MatrixPlace {
 }
 
 impl MatrixPlace {
-    fn of(tensor: &Tensor, columns: Option<Columns>) -> MatrixPlace {
+    pub(crate) fn of(tensor: &Tensor, columns: Option<Columns>) -> MatrixPlace {
         let (rows, stride) = (tensor.shape.rows(), tensor.shape.last());
         let Columns { first, count } = columns.unwrap_or(Columns { first: 0, count: stride });
         MatrixPlace { rows, columns: count, first, stride }

@@ -6,7 +6,7 @@ use crate::host::trainer::scratch::{factors_in_f32, in_f32};
 use crate::host::trainer::small_gemm::{Matrix, multiply};
 use crate::host::view::{self, to_f32};
 use crate::host::{HostKernel, Pool};
-use crate::ops::{GroupedGemm, GroupedProduct, Operation};
+use crate::ops::{GroupedGemm, GroupedProduct, MatrixPlace, Operation};
 use crate::{DType, Float};
 
 impl HostKernel for GroupedGemm {
@@ -34,7 +34,8 @@ fn of_rows<T: Float>(op: &GroupedGemm, pool: &Pool) {
         _ => (n, k),
     };
     let (a, b, offsets) = (to_f32(&op.a), to_f32(&op.b), view::read::<i32>(&op.offsets));
-    let scale = op.scales.iter().flatten().map(|scale| view::read::<f32>(scale)[0]).product();
+    let scale = op.scales.iter().flatten().map(|scale| view::read::<f32>(scale)[0]).product::<f32>() * op.alpha;
+    let [place_a, place_out] = op.places();
     let mut tiles = Vec::new();
     for (expert, ends) in offsets.windows(2).enumerate() {
         let rows = ends[0] as usize..ends[1] as usize;
@@ -52,15 +53,19 @@ fn of_rows<T: Float>(op: &GroupedGemm, pool: &Pool) {
             }
             false => Matrix { offset: expert * n * k, ..Matrix::rows(&b, k) },
         };
-        let rows = Matrix { offset: first * inner, ..Matrix::rows(&a, inner) };
+        let rows = Matrix { offset: first * place_a.stride + place_a.first, ..Matrix::rows(&a, place_a.stride) };
         let mut out = vec![0.0; (end - first) * width];
         multiply((end - first, width, inner), scale, rows, weights, &mut out, width, false);
         out
     });
     let out = view::write::<T>(&op.out);
     for ((_, first, _), product) in tiles.iter().zip(products) {
-        let to = &mut out[first * width..][..product.len()];
-        to.iter_mut().zip(product).for_each(|(out, x)| *out = T::from_f32(x));
+        let rows = out[first * place_out.stride..].chunks_mut(place_out.stride.max(1));
+        for (row, product) in rows.zip(product.chunks(width.max(1))) {
+            for (out, x) in row[place_out.first..].iter_mut().zip(product) {
+                *out = T::from_f32(if op.accumulate { out.to_f32() + x } else { *x });
+            }
+        }
     }
 }
 
@@ -69,10 +74,14 @@ fn weight_gradient(op: &GroupedGemm, pool: &Pool) {
     let [_, n, k] = op.sizes();
     let (a, b, offsets) = (to_f32(&op.a), to_f32(&op.b), view::read::<i32>(&op.offsets));
     debug_assert_eq!(op.out.dtype, DType::F32);
+    let [place_a, place_b] = op.places();
     pool.for_each_chunk(view::write::<f32>(&op.out), n * k, |expert, out| {
         let (first, end) = (offsets[expert] as usize, offsets[expert + 1] as usize);
-        let grad = Matrix { offset: first * n, ..Matrix::rows(&a, n) }.transposed();
-        let input = Matrix { offset: first * k, ..Matrix::rows(&b, k) };
-        multiply((n, k, end - first), 1.0, grad, input, out, k, op.accumulate);
+        let rows = |data, place: MatrixPlace| Matrix {
+            offset: first * place.stride + place.first,
+            ..Matrix::rows(data, place.stride)
+        };
+        let (grad, input) = (rows(&a, place_a).transposed(), rows(&b, place_b));
+        multiply((n, k, end - first), op.alpha, grad, input, out, k, op.accumulate);
     });
 }

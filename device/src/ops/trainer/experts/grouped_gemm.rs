@@ -1,6 +1,8 @@
 //! Matrix products of each expert's rows.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{
+    Accesses, Gemm, GemmColumns, MatrixPlace, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+};
 use crate::{DType, Result, Tensor};
 
 /// Which of the three products of a linear layer. Expert `e` has rows `offsets[e]..offsets[e + 1]` of tensors with rows,
@@ -34,11 +36,32 @@ pub struct GroupedGemm {
     /// The scales of factors in 8 bits, `(1)` each, f32. Partial sums have about 14 bits on GPUs. Weight gradients have no
     /// 8-bit factors.
     pub scales: Option<[Tensor; 2]>,
-    /// Adds to `out` instead of overwriting it. Only a weight gradient may.
+    /// The product is multiplied by this. 1 with 8-bit factors.
+    pub alpha: f32,
+    /// Adds to `out` instead of overwriting it. Not with 8-bit factors.
     pub accumulate: bool,
+    /// The columns of tensors with rows that the product reads or writes. Matrices, and tensors in 8 bits, are whole.
+    pub columns: GemmColumns,
 }
 
 impl GroupedGemm {
+    /// A product of whole tensors that overwrites its result. Factors are those of the field of that name.
+    pub fn new(product: GroupedProduct, offsets: Tensor, [a, b]: [Tensor; 2], out: Tensor) -> GroupedGemm {
+        let columns = GemmColumns::ALL;
+        GroupedGemm { product, offsets, a, b, out, scales: None, alpha: 1.0, accumulate: false, columns }
+    }
+
+    /// The product of a linear layer, for each expert with its own matrix. It has no epilogue, and no 8-bit factors.
+    pub fn of_each_expert(gemm: &Gemm, offsets: Tensor) -> GroupedGemm {
+        let product = match (gemm.transpose_a, gemm.transpose_b) {
+            (true, _) => GroupedProduct::WeightGradient,
+            (false, true) => GroupedProduct::Forward,
+            (false, false) => GroupedProduct::InputGradient,
+        };
+        let &Gemm { a, b, out, alpha, accumulate, columns, .. } = gemm;
+        GroupedGemm { alpha, accumulate, columns, ..GroupedGemm::new(product, offsets, [a, b], out) }
+    }
+
     /// Experts.
     pub fn experts(&self) -> usize {
         self.offsets.elements().saturating_sub(1)
@@ -64,19 +87,50 @@ impl GroupedGemm {
         if self.is_transposed() { [sizes[1], sizes[0]] } else { sizes }
     }
 
+    /// The matrices within the tensors with rows: `a`, and `b` or `out`.
+    pub(crate) fn places(&self) -> [MatrixPlace; 2] {
+        let GemmColumns { a, b, out } = self.columns;
+        let second = match self.product {
+            GroupedProduct::WeightGradient => MatrixPlace::of(&self.b, b),
+            _ => MatrixPlace::of(&self.out, out),
+        };
+        [MatrixPlace::of(&self.a, a), second]
+    }
+
+    /// Whether it multiplies whole tensors, and overwrites or adds to a gradient alone.
+    pub(crate) fn is_plain(&self) -> bool {
+        let adds_to_rows = self.accumulate && self.product != GroupedProduct::WeightGradient;
+        self.columns == GemmColumns::ALL && self.alpha == 1.0 && !adds_to_rows
+    }
+
     /// Rows of all experts together, and the sizes `n` and `k` of a matrix.
     pub fn sizes(&self) -> [usize; 3] {
         let [all, k] = self.all_matrices();
         [self.a.shape.rows(), all / self.experts().max(1), k]
     }
 
+    /// Fails unless a tensor has so many rows, and the product takes so many columns of it.
+    fn check_rows(&self, name: &str, tensor: &Tensor, place: MatrixPlace, rows: usize, width: usize) -> Result<()> {
+        if place.columns == place.stride {
+            return ensure_elements(Self::NAME, name, tensor, rows * width);
+        }
+        let MatrixPlace { columns, first, stride, .. } = place;
+        ensure(Self::NAME, place.rows == rows && columns == width && first + columns <= stride, || {
+            let end = first + columns;
+            format!("`{name}` of shape {:?} gives columns {first}..{end}, needs {width} in {rows} rows", tensor.shape)
+        })
+    }
+
     fn check_types(&self) -> Result<()> {
         let is_gradient = self.product == GroupedProduct::WeightGradient;
+        let GemmColumns { b, out, .. } = self.columns;
+        ensure(Self::NAME, if is_gradient { out } else { b }.is_none(), || "matrices of experts are whole".into())?;
         let Some(scales) = self.scales else {
             ensure_float(Self::NAME, &[("a", self.a), ("b", self.b)])?;
             return ensure_dtype(Self::NAME, "out", &self.out, if is_gradient { DType::F32 } else { self.a.dtype });
         };
         ensure(Self::NAME, !is_gradient, || "a weight gradient has no 8-bit factors".into())?;
+        ensure(Self::NAME, self.is_plain(), || "8-bit factors are whole, and their product overwrites".into())?;
         ensure(Self::NAME, self.a.dtype.is_fp8(), || format!("`a` is {}, needs an 8-bit floating type", self.a.dtype))?;
         ensure_dtype(Self::NAME, "b", &self.b, DType::F8E4M3)?;
         let [_, n, k] = self.sizes();
@@ -106,17 +160,25 @@ impl Operation for GroupedGemm {
             format!("{all} rows of weights cannot be divided by {} experts", self.experts())
         })?;
         self.check_types()?;
-        let [rows, n, k] = self.sizes();
-        let (a, b, out) = match self.product {
-            GroupedProduct::Forward => (k, self.experts() * n * k, rows * n),
-            GroupedProduct::InputGradient => (n, self.experts() * n * k, rows * k),
-            GroupedProduct::WeightGradient => (n, rows * k, self.experts() * n * k),
-        };
-        ensure_elements(Self::NAME, "a", &self.a, rows * a)?;
-        ensure_elements(Self::NAME, "b", &self.b, b)?;
-        ensure_elements(Self::NAME, "out", &self.out, out)?;
-        let is_gradient = self.product == GroupedProduct::WeightGradient;
-        ensure(Self::NAME, is_gradient || !self.accumulate, || "only a weight gradient accumulates".into())
+        let ([rows, n, k], [first, second]) = (self.sizes(), self.places());
+        let matrices = self.experts() * n * k;
+        match self.product {
+            GroupedProduct::Forward => {
+                self.check_rows("a", &self.a, first, rows, k)?;
+                ensure_elements(Self::NAME, "b", &self.b, matrices)?;
+                self.check_rows("out", &self.out, second, rows, n)
+            }
+            GroupedProduct::InputGradient => {
+                self.check_rows("a", &self.a, first, rows, n)?;
+                ensure_elements(Self::NAME, "b", &self.b, matrices)?;
+                self.check_rows("out", &self.out, second, rows, k)
+            }
+            GroupedProduct::WeightGradient => {
+                self.check_rows("a", &self.a, first, rows, n)?;
+                self.check_rows("b", &self.b, second, rows, k)?;
+                ensure_elements(Self::NAME, "out", &self.out, matrices)
+            }
+        }
     }
 
     fn accesses(&self) -> Accesses {

@@ -9,6 +9,7 @@ use super::dispatch::Way;
 use super::sizes::Experts;
 use crate::microbatch::adds_to_gradients;
 use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::tensor_parallel::Channels;
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -37,8 +38,8 @@ pub(super) fn params(experts: &Experts, of: &ShardedShape<'_>, block: usize, lay
     let spec =
         |name, rows: usize| ParamSpec { share_per_token, ..ParamSpec::new(name, [rows], Init::Constant(0.0), layer) };
     vec![
-        of.parallel.of_experts(spec(up, count * 2 * ffn), vec![count, 2, ffn], Some(2)),
-        of.parallel.of_experts(spec(down, count * hidden), vec![count, hidden], None),
+        of.parallel.of_experts(spec(up, count * 2 * ffn), vec![vec![count, 2, ffn]], Channels::Rows),
+        of.parallel.of_experts(spec(down, count * hidden), vec![vec![count, hidden]], Channels::None),
     ]
 }
 

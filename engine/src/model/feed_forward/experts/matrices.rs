@@ -1,13 +1,17 @@
 //! The matrices of all experts, and their products.
 
-use device::ops::{ExpertRows, Fp8Matrix, GroupedGemm, GroupedProduct, QuantizeSource};
+use device::ops::{DropoutPart, ExpertRows, Fp8Matrix, GroupedGemm, GroupedProduct, QuantizeSource};
 use device::{DType, Tensor};
 use graph_manager::Result;
+use parallel::Axis;
 
 use super::dispatch::{Dispatch, Way};
-use crate::fp8::{Copies, Operand, QuantizeAs};
+use crate::fp8::{Copies, Fp8, Operand, QuantizeAs};
 use crate::microbatch::adds_to_gradients;
-use crate::params::Param;
+use crate::model::adapter::{Adapter, AdapterGradient, AdapterSpec};
+use crate::model::builder::LayerBuilder;
+use crate::model::tensor_parallel::{Channels, TensorParallel};
+use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// The rows of experts in 8 bits. Tokens are quantised first: they are fewer than rows. Ranks that exchange rows have one
@@ -26,12 +30,99 @@ fn rows_8_bits(
     Ok(Operand::of_rows(Fp8Matrix { values, ..of_tokens }))
 }
 
+/// The matrices of all experts before they have memory.
+#[derive(Clone)]
+pub(super) struct MatricesSpec {
+    /// The beginning of the names of their parameters.
+    pub(super) name: String,
+    /// Experts, packed matrices of an expert if there are several, and rows of one of them.
+    pub(super) rows: Vec<usize>,
+    pub(super) columns: usize,
+    /// What ranks divide within an expert.
+    pub(super) channels: Channels,
+    pub(super) init: Init,
+    /// The share of all experts that a token passes.
+    pub(super) share_per_token: f64,
+    pub(super) fp8: Option<Fp8>,
+    pub(super) adapters: Option<AdapterSpec>,
+}
+
+impl MatricesSpec {
+    fn experts(&self) -> usize {
+        self.rows[0]
+    }
+
+    /// Rows of one of the packed matrices of an expert.
+    fn height(&self) -> usize {
+        self.rows[self.rows.len() - 1]
+    }
+
+    /// This rank's parameters: the weight, then `A` and `B` of adapters.
+    pub(super) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
+        let of = |name: &str, rows: usize, columns: usize, init| ParamSpec {
+            share_per_token: self.share_per_token,
+            ..ParamSpec::new(format!("{}.{name}", self.name), [rows, columns], init, layer)
+        };
+        let weight = of("weight", self.rows.iter().product(), self.columns, self.init);
+        let weight = ParamSpec { is_block_weight: true, fp8: self.fp8, ..weight };
+        let mut params = vec![parallel.of_experts(weight, vec![self.rows.clone()], self.channels)];
+        if let Some(AdapterSpec { rank, groups, .. }) = &self.adapters {
+            let (experts, low) = (self.experts(), groups.len() * rank);
+            // Rows of `B` by adapter: those of the matrices that it covers, packed as the weight packs them.
+            let rows = |packed: usize| match packed {
+                1 => vec![experts, self.height()],
+                _ => vec![experts, packed, self.height()],
+            };
+            let parts: Vec<Vec<usize>> = groups.iter().map(|groups| rows(groups.len())).collect();
+            let outputs = parts.iter().map(|rows| rows.iter().product::<usize>()).sum();
+            let a = of("lora_A", experts * low, self.columns, AdapterSpec::init_of_a(self.columns));
+            let b = of("lora_B", outputs, *rank, Init::Constant(0.0));
+            let within = parallel.ranks.axes(Axis::ExpertTensor);
+            let of_a = vec![vec![experts, low]];
+            // Of the parameter that ranks do not divide within an expert, backward computes a part.
+            params.extend(match self.channels {
+                Channels::Columns => [
+                    parallel.of_experts(a, of_a, Channels::Columns),
+                    parallel.of_experts(b, parts, Channels::None).partial_over(within),
+                ],
+                _ => [
+                    parallel.of_experts(a, of_a, Channels::None).partial_over(within),
+                    parallel.of_experts(b, parts, Channels::Rows),
+                ],
+            });
+        }
+        params
+    }
+
+    /// The matrices over their parameters, with so many experts on this rank.
+    pub(super) fn build(&self, builder: &LayerBuilder<'_>, experts: usize) -> Matrices {
+        let param = |name: &str| builder.params.get(&format!("{}.{name}", self.name));
+        let weight = param("weight");
+        let packed = if self.rows.len() > 2 { self.rows[1] } else { 1 };
+        let sizes = vec![weight.weight.shape.rows() / experts / packed; packed];
+        let adapter = self.adapters.as_ref().map(|adapters| {
+            let nothing = builder.of.dropout(0.0, 0, 0, DropoutPart::default());
+            adapters.over(["lora_A", "lora_B"].map(param), experts, &sizes, nothing)
+        });
+        Matrices { param: weight, experts, adapter }
+    }
+
+    /// Parameters of the adapters of an expert.
+    pub(super) fn weights_of_adapters(&self) -> usize {
+        let of = |AdapterSpec { rank, groups, .. }: &AdapterSpec| -> usize {
+            groups.iter().map(|groups| rank * (self.columns + groups.len() * self.height())).sum()
+        };
+        self.adapters.as_ref().map_or(0, of)
+    }
+}
+
 /// A matrix `(n, k)` of each expert. In 8 bits, outputs and input gradients have factors of 8 bits with one scale a tensor;
 /// weight gradients have factors of 16.
 pub(super) struct Matrices {
     /// `(experts * n, k)`, with the experts of this rank.
-    pub(super) param: Param,
-    pub(super) experts: usize,
+    param: Param,
+    experts: usize,
+    adapter: Option<Adapter>,
 }
 
 impl Matrices {
@@ -81,7 +172,7 @@ impl Matrices {
         }
     }
 
-    /// The outputs `(rows, n)` of inputs `(rows, k)`.
+    /// The outputs `(rows, n)` of inputs `(rows, k)`, with those of adapters in modes that have them.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -92,21 +183,46 @@ impl Matrices {
         self.param.fp8.map_or(Ok(()), |fp8| fp8.make_copies(cx))?;
         let copy = self.param.fp8.map(|fp8| fp8.rows);
         let n = self.param.weight.shape.rows() / self.experts;
-        self.product(cx, name, (GroupedProduct::Forward, n), input, copy, order)
+        let output = self.product(cx, name, (GroupedProduct::Forward, n), input, copy, order)?;
+        if let Some(adapter) = self.adapter.filter(|_| cx.mode().mode.adapts()) {
+            let saved = adapter.saved_of_experts(cx, &output, order.offsets)?;
+            adapter.forward(cx, input.plain(), output, saved)?;
+        }
+        Ok(output)
     }
 
-    /// The gradients `(rows, k)` of inputs, from those of outputs `(rows, n)`.
+    /// The gradients `(rows, k)` of inputs, from those of outputs `(rows, n)`. The second value is for
+    /// [`Matrices::adapter_gradients`].
     pub(super) fn input_gradient(
         &self,
         cx: &mut StepContext<'_>,
         name: &'static str,
         grad: Operand,
         order: &ExpertRows,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<AdapterGradient>)> {
         self.param.fp8.map_or(Ok(()), |fp8| fp8.make_copies_for_gradient(cx))?;
         let copy = self.param.fp8.map(|fp8| fp8.columns);
         let k = self.param.weight.shape.last();
-        self.product(cx, name, (GroupedProduct::InputGradient, k), grad, copy, order)
+        let grad_input = self.product(cx, name, (GroupedProduct::InputGradient, k), grad, copy, order)?;
+        let Some(adapter) = self.adapter else { return Ok((grad_input, None)) };
+        let saved = adapter.saved_of_experts(cx, &grad_input, order.offsets)?;
+        let of_adapter = adapter.gradient(cx, saved, &grad_input)?;
+        adapter.input_gradient(cx, of_adapter, grad.plain(), grad_input)?;
+        Ok((grad_input, Some(of_adapter)))
+    }
+
+    /// The gradients of adapters, from those of outputs and from inputs. The products of inputs with `A` are made again: they
+    /// are not kept for all rows.
+    pub(super) fn adapter_gradients(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        input: Tensor,
+        of_adapter: Option<AdapterGradient>,
+    ) -> Result<()> {
+        let (Some(adapter), Some(of_adapter)) = (self.adapter, of_adapter) else { return Ok(()) };
+        adapter.prepare_backward(cx, input, of_adapter.saved)?;
+        adapter.weight_gradients(cx, of_adapter, input, grad)
     }
 
     fn product(
@@ -127,7 +243,7 @@ impl Matrices {
             None => (rows.plain(), self.param.weight, rows.plain().dtype, None),
         };
         let out = cx.tensor(name, [a.shape.rows(), width], dtype)?;
-        cx.run(GroupedGemm { product, offsets: order.offsets, a, b, out, scales, accumulate: false })?;
+        cx.run(GroupedGemm { scales, ..GroupedGemm::new(product, order.offsets, [a, b], out) })?;
         Ok(out)
     }
 
@@ -140,8 +256,8 @@ impl Matrices {
         order: &ExpertRows,
     ) -> Result<()> {
         let Some(out) = self.param.grad else { return Ok(()) };
-        let (product, offsets) = (GroupedProduct::WeightGradient, order.offsets);
         let accumulate = adds_to_gradients(cx);
-        cx.run(GroupedGemm { product, offsets, a: grad, b: input, out, scales: None, accumulate })
+        let product = GroupedGemm::new(GroupedProduct::WeightGradient, order.offsets, [grad, input], out);
+        cx.run(GroupedGemm { accumulate, ..product })
     }
 }

@@ -19,7 +19,7 @@ use graph_manager::Result;
 
 use self::bias::Biases;
 use self::dispatch::{Dispatch, Way};
-use self::matrices::Matrices;
+use self::matrices::{Matrices, MatricesSpec};
 use self::router::{Routed, RouterLayer, router_params};
 pub(crate) use self::router::{router_terms, selection_biases};
 pub use self::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
@@ -29,10 +29,12 @@ use crate::graph_options::GraphModule;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use crate::model::hidden::Samples;
+use crate::model::lora::Lora;
 use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, Halves, PartSpec, SavedInput};
 use crate::model::saved::Saved;
 use crate::model::shape::GptShape;
+use crate::model::tensor_parallel::Channels;
 use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
@@ -46,29 +48,41 @@ pub(super) struct ExpertSpec {
     pub(super) shared: Option<DenseSpec>,
 }
 
-/// The names of the two weights of all experts.
-fn weight_names(block: usize) -> [String; 2] {
-    ["c_fc", "c_proj"].map(|name| format!("h.{block}.mlp.experts.{name}.weight"))
+impl ExpertSpec {
+    /// The first and the second matrices of experts.
+    fn matrices(&self, shape: &GptShape, block: usize) -> [MatricesSpec; 2] {
+        let (&Experts { count, per_token, ffn, .. }, hidden) = (&self.experts, shape.hidden);
+        let (lora, fp8) = (shape.lora.as_ref(), shape.block_fp8(block));
+        let name = |name: &str| format!("h.{block}.mlp.experts.{name}");
+        // An expert's gate, then its gated values.
+        let (gate_and_values, adapters) = (vec![count, 2, ffn], lora.and_then(|lora| lora.of_up(2)));
+        let up = MatricesSpec {
+            name: name("c_fc"),
+            rows: gate_and_values,
+            columns: hidden,
+            channels: Channels::Rows,
+            init: shape.matrix_init(),
+            share_per_token: per_token as f64 / count as f64,
+            fp8,
+            adapters,
+        };
+        let down = MatricesSpec {
+            name: name("c_proj"),
+            rows: vec![count, hidden],
+            columns: ffn,
+            channels: Channels::Columns,
+            init: shape.residual_init(),
+            adapters: lora.and_then(Lora::of_down),
+            ..up.clone()
+        };
+        [up, down]
+    }
 }
 
 impl PartSpec for ExpertSpec {
     fn params(&self, of: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
-        let (&Experts { count, ffn, .. }, hidden) = (&self.experts, of.shape.hidden);
-        let per_token = self.experts.per_token as f64 / count as f64;
-        let [up, down] = weight_names(block);
-        let of_experts = |name, rows: usize, columns, init| ParamSpec {
-            is_block_weight: true,
-            share_per_token: per_token,
-            fp8: of.shape.block_fp8(block),
-            ..ParamSpec::new(name, [rows, columns], init, layer)
-        };
-        // An expert's gate, then its gated values.
-        let up = of_experts(up, 2 * count * ffn, hidden, of.shape.matrix_init());
-        let down = of_experts(down, count * hidden, ffn, of.shape.residual_init());
-        let sharded = [
-            of.parallel.of_experts(up, vec![count, 2, ffn], Some(2)),
-            of.parallel.of_experts(down, vec![count, hidden], Some(2)),
-        ];
+        let matrices = self.matrices(of.shape, block);
+        let sharded = matrices.iter().flat_map(|matrices| matrices.params(of.parallel, layer));
         let shared = self.shared.iter().flat_map(|shared| shared.params(of, block, layer));
         let biases = bias::params(&self.experts, of, block, layer);
         router_params(&self.experts, of, block, layer).chain(sharded).chain(biases).chain(shared).collect()
@@ -86,7 +100,7 @@ impl PartSpec for ExpertSpec {
             rows_beyond: builder.step.rows_beyond,
         };
         let experts = dispatch.own();
-        let [up, down] = weight_names(block).map(|name| Matrices { param: builder.params.get(&name), experts });
+        let [up, down] = self.matrices(builder.of.shape, block).map(|matrices| matrices.build(builder, experts));
         Box::new(ExpertFeedForward {
             router: RouterLayer::build(&self.experts, builder, block),
             dispatch,
@@ -103,9 +117,10 @@ impl PartSpec for ExpertSpec {
     fn cost(&self, shape: &GptShape, block: usize, tokens_per_sample: usize) -> TokenCost {
         let Experts { count, per_token, ffn, .. } = self.experts;
         let hidden = shape.hidden;
+        let adapters: usize = self.matrices(shape, block).iter().map(MatricesSpec::weights_of_adapters).sum();
         // Three products of the chosen experts, each with a gathered input, and the sums of their rows; the router in f32.
         let of_experts = TokenCost {
-            weights: per_token * 3 * hidden * ffn,
+            weights: per_token * (3 * hidden * ffn + adapters),
             values: per_token * (3 * (hidden + 2 * ffn) + 3 * (ffn + hidden) + 10 * ffn + 6 * hidden),
             ..TokenCost::default()
         };
@@ -288,13 +303,14 @@ impl Halves for ExpertFeedForward {
         let grad_tokens = self.share.take(cx, "all_grad_ffn_out", grad_delta)?;
         let grad_rows = self.dispatch.rows(cx, "grad_expert_outputs", grad_tokens, way)?;
         let grad_here = self.down.grad(cx, grad_tokens, grad_rows, &self.dispatch, way)?;
-        let grad_output = self.down.input_gradient(cx, "grad_expert_activated", grad_here, &order)?;
+        let (grad_output, of_down) = self.down.input_gradient(cx, "grad_expert_activated", grad_here, &order)?;
         let grad_input = cx.tensor("grad_expert_pre_activation", pre.shape, pre.dtype)?;
         let output = self.activated(cx, &pre)?;
         let grad_weights = cx.tensor("grad_expert_weights", weights.shape, weights.dtype)?;
         let (pairs, gate) = (order.pairs, self.gate);
         cx.run(ExpertGluBackward { gate, input: pre, weights, pairs, grad_output, grad_input, output, grad_weights })?;
         self.down.weight_gradient(cx, grad_rows, output, &order)?;
+        self.down.adapter_gradients(cx, grad_rows, output, of_down)?;
         if let Some(biases) = &self.biases {
             biases.down_gradient(cx, grad_rows, way, grad_weights)?;
             biases.up_gradient(cx, grad_input, &order)?;
@@ -303,7 +319,8 @@ impl Halves for ExpertFeedForward {
         let rows = self.dispatch.rows(cx, "expert_inputs_2", input, way)?;
         self.up.weight_gradient(cx, grad_input, rows, &order)?;
         let grad_here = self.up.grad_of_rows(cx, grad_input)?;
-        let grad_rows = self.up.input_gradient(cx, "grad_expert_inputs", grad_here, &order)?;
+        let (grad_rows, of_up) = self.up.input_gradient(cx, "grad_expert_inputs", grad_here, &order)?;
+        self.up.adapter_gradients(cx, grad_input, rows, of_up)?;
         let grad_weights = self.dispatch.grad_weights(cx, &saved.routed, grad_weights, way)?;
         self.dispatch.count_rows_beyond(cx, way)?;
         Ok(vec![normed, input, grad_delta, grad_weights, grad_rows])

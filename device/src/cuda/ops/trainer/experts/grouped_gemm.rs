@@ -8,7 +8,7 @@ use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::{GroupedGemm, GroupedProduct};
-use crate::{DType, Operation, Result};
+use crate::{DType, Operation, Result, Tensor};
 
 /// `GroupedGemm` of `kernels/grouped_gemm.cu`.
 #[repr(C)]
@@ -22,6 +22,10 @@ struct GroupedGemmArgs {
     experts: u32,
     n: u32,
     k: u32,
+    a_stride: u32,
+    b_stride: u32,
+    out_stride: u32,
+    alpha: f32,
     accumulate: u32,
     reserved: u32,
 }
@@ -60,9 +64,16 @@ fn plain(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
         GroupedProduct::InputGradient => "grouped_input_gradient",
         GroupedProduct::WeightGradient => "grouped_weight_gradient",
     };
-    // Rows of all three tensors are `n` or `k` long.
-    let load = [n, k].map(|columns| LoadWidth::of(columns, [op.a, op.b, op.out]));
-    let vector = load == [LoadWidth::Vector; 2];
+    let [first, second] = op.places();
+    let (a, of_second) = (first.address(&op.a), |tensor| second.address(tensor));
+    let (b, out, b_stride, out_stride) = match op.product {
+        GroupedProduct::WeightGradient => (of_second(&op.b), op.out.address, second.stride, k),
+        _ => (op.b.address, of_second(&op.out), k, second.stride),
+    };
+    let tensors = [(op.a, a), (op.b, b), (op.out, out)].map(|(tensor, address)| Tensor { address, ..tensor });
+    let vector = [n, k, first.stride, second.stride]
+        .into_iter()
+        .all(|columns| LoadWidth::of(columns, tensors) == LoadWidth::Vector);
     let kernel = match dtype {
         DType::Bf16 if vector => format!("{name}_bf16"),
         DType::Bf16 => format!("{name}_bf16_scalar"),
@@ -80,13 +91,17 @@ fn plain(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
     };
     let block = GroupedGemmArgs {
         offsets: op.offsets.address,
-        a: op.a.address,
-        b: op.b.address,
-        out: op.out.address,
+        a,
+        b,
+        out,
         rows: rows as u32,
         experts: op.experts() as u32,
         n: n as u32,
         k: k as u32,
+        a_stride: first.stride as u32,
+        b_stride: b_stride as u32,
+        out_stride: out_stride as u32,
+        alpha: op.alpha,
         accumulate: op.accumulate.into(),
         reserved: 0,
     };

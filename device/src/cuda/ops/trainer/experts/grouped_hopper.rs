@@ -36,11 +36,12 @@ const SHARED: u32 = 28 * 64 * 128 + 128 + (EXPERTS as u32 + 1) * 4;
 /// expert is too often half empty: `bench/results/2026-11-27-experts-on-one-card.md`.
 const PAIRED_ROWS: usize = 4096;
 
-/// Whether these kernels do the product.
+/// Whether these kernels do the product. That of a few columns has little to multiply, and the other kernel does it.
 pub(super) fn is_for(op: &GroupedGemm, gpu: &GpuProperties) -> bool {
     let [rows, n, k] = op.sizes();
     let fits = |size: usize| size > 0 && (op.scales.is_some() || size.is_multiple_of(MULTIPLE));
     gpu.is_hopper()
+        && op.is_plain()
         && (op.a.dtype == DType::Bf16 || op.scales.is_some())
         && rows > 0
         && fits(n)

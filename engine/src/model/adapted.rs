@@ -1,0 +1,78 @@
+//! The linear layers that have adapters, and where a layer's parameters have those of each adapter.
+
+use std::ops::Range;
+
+use super::feed_forward::Experts;
+use super::lora::Lora;
+use super::shape::GptShape;
+
+/// A linear layer with adapters, or a layer of experts with adapters.
+pub struct AdaptedLayer {
+    /// The beginning of its parameters' names in a block.
+    pub name: &'static str,
+    /// The experts, which have a matrix each; 1 of a linear layer.
+    pub experts: usize,
+    /// By adapter: the numbers of the matrices that it covers, among the packed ones.
+    groups: Vec<Range<usize>>,
+    /// Rows of the packed matrices.
+    packed: Vec<usize>,
+}
+
+/// An adapter of a matrix, and the rows that belong to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterRows {
+    /// Of the layer's weight: those that it covers.
+    pub covered: Range<usize>,
+    /// Of the parameter that packs `A`.
+    pub a: Range<usize>,
+    /// Of the parameter that packs `B`.
+    pub b: Range<usize>,
+}
+
+impl AdaptedLayer {
+    /// All adapters of a rank, by expert and then by the matrices that they cover.
+    pub fn adapters(&self, rank: usize) -> Vec<AdapterRows> {
+        let size = |groups: Range<usize>| self.packed[groups].iter().sum::<usize>();
+        let all = size(0..self.packed.len());
+        let mut adapters = Vec::new();
+        for expert in 0..self.experts {
+            let mut first = 0;
+            for (number, groups) in self.groups.iter().enumerate() {
+                let (start, rows) = (expert * all + size(0..groups.start), size(groups.clone()));
+                let (a, b) = ((expert * self.groups.len() + number) * rank, first * self.experts + expert * rows);
+                adapters.push(AdapterRows { covered: start..start + rows, a: a..a + rank, b: b..b + rows });
+                first += rows;
+            }
+        }
+        adapters
+    }
+}
+
+impl Lora {
+    /// The linear layers of a block with adapters.
+    pub fn adapted(&self, shape: &GptShape, block: usize) -> Vec<AdaptedLayer> {
+        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+        let groups = shape.feed_forward.packed();
+        let mut layers = vec![
+            ("attn.c_attn", 1, self.of_qkv(), vec![queries, keys, keys]),
+            ("attn.c_proj", 1, self.of_attention_output(), vec![shape.hidden]),
+        ];
+        let mut feed_forward = |names: [&'static str; 2], experts: usize, width: usize| {
+            layers.push((names[0], experts, self.of_up(groups), vec![width; groups]));
+            layers.push((names[1], experts, self.of_down(), vec![shape.hidden]));
+        };
+        match shape.block_experts(block) {
+            None => feed_forward(["mlp.c_fc", "mlp.c_proj"], 1, shape.ffn),
+            Some(&Experts { count, ffn, shared_ffn, .. }) => {
+                feed_forward(["mlp.experts.c_fc", "mlp.experts.c_proj"], count, ffn);
+                if shared_ffn > 0 {
+                    feed_forward(["mlp.shared.c_fc", "mlp.shared.c_proj"], 1, shared_ffn);
+                }
+            }
+        }
+        let adapted = layers.into_iter().filter_map(|(name, experts, spec, packed)| {
+            Some(AdaptedLayer { name, experts, groups: spec?.groups, packed })
+        });
+        adapted.collect()
+    }
+}
