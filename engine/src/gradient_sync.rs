@@ -11,6 +11,8 @@
 //! ranks receive the new weights of all parts (all-gather) in the next step, in the forward of the layer that is the
 //! first to read them. If ranks divide weights too, each forward and each backward of a layer gathers them.
 //!
+//! Frozen weights in 4 bits lie whole on each rank. Their values are made where divided weights would be gathered.
+//!
 //! If ranks divide gradients, a layer's are summed after each of its backwards, and each rank adds the sum of its part
 //! to those of the microbatches before.
 //!
@@ -19,14 +21,14 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Add, Collective, CollectiveKind, Copy, Fill, MakeScale, Quantize};
+use device::ops::{Add, Collective, CollectiveKind, Copy, Fill, MakeScale, Nf4Values, Quantize};
 use device::{Area, Communicator, DType, Device, Op, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Ranks};
 
 use crate::layer_partition::StageLayers;
 use crate::params::{
-    BucketMemory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding, part_of,
+    BucketMemory, Nf4Memory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding, WeightSource, part_of,
 };
 use crate::step_policy::StepContext;
 
@@ -150,18 +152,29 @@ impl GradientSync {
         gathered.flat_map(|weights| self.gathers(cx, weights, used)).collect()
     }
 
-    /// The operations that gather weights. 8-bit ones are quantised once a step.
+    /// The operations that gather weights, or make them from codes. 8-bit ones are quantised once a step.
     fn gathers(&self, cx: &StepContext<'_>, of: &PartedWeights, used: Use) -> Vec<Op> {
+        let own = match &of.source {
+            WeightSource::Parts(own) => own,
+            WeightSource::Nf4(Nf4Memory { codes, scales }) => {
+                return vec![Nf4Values { codes: *codes, scales: *scales, output: of.weights }.into()];
+            }
+        };
         let Some(communicator) = self.ranks.over(of.rest) else { return Vec::new() };
         let gather = Collective {
             kind: CollectiveKind::AllGather,
             communicator: communicator.clone(),
-            input: of.owned,
+            input: own.owned,
             output: of.weights,
         };
-        let quantized = of.quantized.iter().filter(|_| used == Use::First);
+        let quantized = own.quantized.iter().filter(|_| used == Use::First);
         let quantized = quantized.flat_map(|part| quantization(cx, part, communicator));
         quantized.chain([gather.into()]).collect()
+    }
+
+    /// Whether any weights are gathered or made from codes.
+    pub fn gathers_any(&self) -> bool {
+        !self.weights.is_empty()
     }
 
     /// Whether ranks divide gradients. Then a layer's sums come right after its backward, but for the step's last one,

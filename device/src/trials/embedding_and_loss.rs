@@ -2,7 +2,7 @@
 
 use crate::ops::{
     ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
+    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, NF4_BLOCK, Nf4Values, PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -51,6 +51,14 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let (output, distribution) = (b.output([padded_vocab, hidden], dtype)?, Distribution::Normal(0.02));
             let (seed, stream, first, row, pitch) = (5, 7, 3, hidden, hidden + 2);
             Ok(FirstValues { output, rounded, distribution, seed, stream, first, row, pitch }.into())
+        }),
+    );
+    add(
+        "nf4_values",
+        Box::new(move |b| {
+            let codes = b.input([padded_vocab, NF4_BLOCK / 2], DType::U8)?;
+            let scales = b.input([padded_vocab], DType::Bf16)?;
+            Ok(Nf4Values { codes, scales, output: b.output([padded_vocab, NF4_BLOCK], dtype)? }.into())
         }),
     );
     add(

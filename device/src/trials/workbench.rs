@@ -71,7 +71,7 @@ impl Workbench {
         Ok(tensor)
     }
 
-    /// A tensor with values uniform in `[-1, 1)`, or any bits of u16, a function of the number of tensors before it.
+    /// A tensor with values uniform in `[-1, 1)`, or any bits of u16 or u8, a function of the number of tensors before it.
     pub fn input(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         self.scaled(shape, dtype, 1.0)
     }
@@ -89,6 +89,10 @@ impl Workbench {
             DType::F8E5M2 => self.device.upload(&tensor, &rounded::<F8E5M2>(&values))?,
             DType::U16 => {
                 let bits: Vec<u16> = values.iter().map(|x| (x.to_bits() >> 4) as u16).collect();
+                self.device.upload(&tensor, &bits)?;
+            }
+            DType::U8 => {
+                let bits: Vec<u8> = values.iter().map(|x| (x.to_bits() >> 4) as u8).collect();
                 self.device.upload(&tensor, &bits)?;
             }
             _ => self.device.upload(&tensor, &values)?,

@@ -33,6 +33,7 @@ mod ops_head_norm;
 mod ops_joint_norm;
 mod ops_latent;
 mod ops_muon;
+mod ops_nf4;
 mod ops_norm;
 mod ops_optimizer;
 mod ops_pair_loss;

@@ -147,6 +147,12 @@ impl Architecture {
         self
     }
 
+    /// The same model, but frozen weights of blocks lie in 4 bits; see [`ParamSpec::nf4`].
+    pub fn frozen_in_4_bits(mut self) -> Architecture {
+        self.specs.iter_mut().for_each(|spec| spec.nf4 = spec.frozen && spec.is_block_weight);
+        self
+    }
+
     /// The same model on samples with inputs and targets elsewhere in a row.
     pub fn with_sample(self, sample: SampleRow) -> Architecture {
         Architecture { sample, ..self }

@@ -9,7 +9,7 @@ use parallel::Axes;
 use super::flat_layout::{ALIGNMENT, Bucket, part_of};
 use super::sharding::Sharding;
 use super::weight_memory::Home;
-use super::{Params, TiedCopy, grads_of, of_home};
+use super::{Nf4Memory, Params, TiedCopy, grads_of, of_home};
 use crate::fp8::Fp8Param;
 
 /// A bucket in memory. Its gradients are reduced at once.
@@ -31,21 +31,37 @@ pub struct BucketMemory {
     pub tied: Option<TiedCopy>,
 }
 
-/// Weights of which each rank has a part of its own, and that are gathered at once.
+/// Weights that lie elsewhere, or in parts, and that are made at once before layers read them.
 #[derive(Clone, Debug)]
 pub struct PartedWeights {
     /// The first layer with parameters in them.
     pub layer: usize,
     /// The weights that layers read, flat.
     pub weights: Tensor,
-    /// This rank's part of them, flat.
-    pub owned: Tensor,
-    /// Set if this rank quantises its part before it is gathered.
-    pub quantized: Option<QuantizedPart>,
+    /// What they are made of.
+    pub source: WeightSource,
     /// The ranks that have parts.
     pub rest: Axes,
     /// What these divide. If that is weights, the whole ones are there while the layer runs.
     pub sharding: Sharding,
+}
+
+/// What the weights that layers read are made of.
+#[derive(Clone, Debug)]
+pub enum WeightSource {
+    /// The parts of all ranks, which are gathered.
+    Parts(OwnedPart),
+    /// Their codes in 4 bits.
+    Nf4(Nf4Memory),
+}
+
+/// This rank's part of weights that are gathered.
+#[derive(Clone, Debug)]
+pub struct OwnedPart {
+    /// The part, flat.
+    pub owned: Tensor,
+    /// Set if this rank quantises its part before it is gathered.
+    pub quantized: Option<QuantizedPart>,
 }
 
 /// A range of `main_grad` that ranks compute in parts: partial sums.
@@ -90,10 +106,16 @@ impl Params {
         self.layout.buckets.iter().map(memory)
     }
 
-    /// The weights of which ranks have parts, in the order of the buckets, frozen ones last.
+    /// The weights of which ranks have parts or codes, in the order of the buckets, frozen ones last.
     pub fn parted_weights(&self) -> impl Iterator<Item = PartedWeights> {
         let memory = |bucket: &Bucket| {
             let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
+            let in_turn = || of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]);
+            let &Bucket { layer, home: Home { rest, sharding, .. }, .. } = bucket;
+            if let Some(nf4) = of_memory.nf4 {
+                let source = WeightSource::Nf4(nf4.part(bucket.weights_start, bucket.elements));
+                return PartedWeights { layer, weights: in_turn(), source, rest, sharding };
+            }
             let (weights, owned) = match bucket.home.memory.is_gathered() {
                 false => {
                     let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
@@ -102,14 +124,14 @@ impl Params {
                 true => {
                     let count = part.count;
                     let owned = of_memory.weights.view(bucket.weights_start / count, [bucket.elements / count]);
-                    (of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]), owned)
+                    (in_turn(), owned)
                 }
             };
             let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
-            let &Bucket { layer, home: Home { rest, sharding, .. }, .. } = bucket;
-            PartedWeights { layer, weights, owned, quantized, rest, sharding }
+            PartedWeights { layer, weights, source: WeightSource::Parts(OwnedPart { owned, quantized }), rest, sharding }
         };
-        self.layout.buckets.iter().chain(&self.layout.frozen).filter(|bucket| bucket.part.has_others()).map(memory)
+        let is_made = |bucket: &&Bucket| bucket.part.has_others() || bucket.home.memory.takes_turns();
+        self.layout.buckets.iter().chain(&self.layout.frozen).filter(is_made).map(memory)
     }
 
     /// This rank's part of a bucket with weights that are gathered in 8 bits.

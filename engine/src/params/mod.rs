@@ -3,6 +3,7 @@
 mod buckets;
 mod flat_layout;
 mod masters;
+mod nf4;
 mod sharding;
 mod slab;
 mod spec;
@@ -14,18 +15,19 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Fill, Move};
+use device::ops::{Fill, Move, NF4_BLOCK};
 use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor};
 use parallel::{Axes, Place, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
-pub use buckets::{BucketMemory, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart};
+pub use buckets::{BucketMemory, OwnedPart, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart, WeightSource};
 pub use flat_layout::OwnedRange;
 pub(crate) use flat_layout::{ALIGNMENT, part_of};
 use flat_layout::{FlatLayout, ParamOffsets, TURNS};
 pub use masters::MasterForm;
 use masters::{rounded, upload_masters};
+pub use nf4::{Nf4, Nf4Memory};
 pub use sharding::Sharding;
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
@@ -56,6 +58,8 @@ pub struct Param {
     pub owned: OwnedRange,
     /// Set if its products have 8-bit factors.
     pub fp8: Option<Fp8Param>,
+    /// Set if its values lie in 4 bits. `master` then has their codes.
+    pub nf4: Option<Nf4Memory>,
 }
 
 impl Param {
@@ -64,6 +68,9 @@ impl Param {
     /// # Errors
     /// Errors of the device.
     pub fn master_values(&self, device: &Device) -> Result<Vec<f32>> {
+        if let Some(nf4) = self.nf4 {
+            return nf4.values(device, self.weight.dtype);
+        }
         masters::download(device, &self.master, self.owned_weight)
     }
 }
@@ -96,8 +103,10 @@ struct Weights {
     /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and
     /// for frozen weights.
     masters: Option<Tensor>,
-    /// Of gathered weights: the buffers that layers take turns in, each as large as the largest layer.
+    /// Of gathered weights, and of those in 4 bits: the buffers that layers take turns in, each as large as the largest layer.
     turns: Vec<Tensor>,
+    /// Set if the weights lie in 4 bits. `weights` then has their codes.
+    nf4: Option<Nf4Memory>,
 }
 
 impl Params {
@@ -132,22 +141,19 @@ impl Params {
     pub fn set_first(&self, device: &Device, indices: impl IntoIterator<Item = usize>, seed: u64) -> Result<()> {
         let stream = device.stream("first values");
         // Kept until all work is done.
-        let mut passing = Vec::new();
+        let mut passing = None;
         for index in indices {
             let spec = &self.specs[index];
+            if let Some(nf4) = self.params[index].nf4 {
+                let passing = passing_area(device, &mut passing, &self.specs)?;
+                set_first_in_4_bits(&stream, (spec, nf4), passing, seed)?;
+                continue;
+            }
             for part in self.first_parts(index) {
                 // The weights of other ranks too are rounded as masters with remainders are.
                 if self.is_on_host(part.output) || self.params[index].master.dtype == DType::U16 {
-                    let area = match passing.first() {
-                        Some(area) => area,
-                        None => {
-                            let largest = self.specs.iter().map(|spec| spec.shape.elements()).max().unwrap_or(0);
-                            let bytes = largest.min(FIRST_VALUES) * DType::F32.size();
-                            passing.push(device.allocate("first values", bytes)?);
-                            &passing[0]
-                        }
-                    };
-                    self.set_first_by_way(&stream, (spec, &part), area, seed)?;
+                    let passing = passing_area(device, &mut passing, &self.specs)?;
+                    self.set_first_by_way(&stream, (spec, &part), passing, seed)?;
                     continue;
                 }
                 for slab in spec.slabs.iter().flat_map(|slab| slab.within(part.stored.clone())) {
@@ -171,15 +177,10 @@ impl Params {
     ) -> Result<()> {
         for first in part.stored.clone().step_by(FIRST_VALUES) {
             let stored = first..part.stored.end.min(first + FIRST_VALUES);
-            let here = passing.tensor("first values", 0, [stored.len()], DType::F32);
             let at = first - part.stored.start;
-            stream.submit(Fill { output: here, value: 0.0 })?;
-            for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
-                let output = here.view(slab.start - stored.start, [slab.elements()]);
-                let rounded = part.rounded.filter(|_| part.output.dtype == DType::F32);
-                let rounded = rounded.map(|all| all.view(slab.start - part.stored.start, [slab.elements()]));
-                spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
-            }
+            let weights = part.rounded.filter(|_| part.output.dtype == DType::F32);
+            let weights = weights.map(|all| all.view(at, [stored.len()]));
+            let here = first_values(stream, (spec, &stored), passing, weights, seed)?;
             let output = part.output.view(at, [stored.len()]);
             match (output.dtype, part.rounded) {
                 (DType::U16, Some(weights)) => {
@@ -232,7 +233,7 @@ impl Params {
     /// Out of memory.
     pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>) -> Result<Params> {
         // Such a model computes in 16 bits.
-        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, ..spec }).collect();
+        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, nf4: false, ..spec }).collect();
         let ranks = Ranks::alone();
         let layout = FlatLayout::new(&specs, usize::MAX, &ranks);
         Params::allocate(device, specs, ranks, Axes::NONE, layout, false)
@@ -268,21 +269,27 @@ impl Params {
             match place.home.memory {
                 WeightMemory::Frozen(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
-                    Param { weight, master: weight, owned_weight: None, grad, owned_grad, owned, fp8: None }
+                    Param { weight, master: weight, owned_weight: None, grad, owned_grad, owned, fp8: None, nf4: None }
+                }
+                WeightMemory::FrozenNf4(_) => {
+                    let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
+                    let nf4 = of_memory.nf4.map(|all| all.part(place.flat, spec.shape.elements()));
+                    let master = nf4.map_or(weight, |own| own.codes);
+                    Param { weight, master, owned_weight: None, grad, owned_grad, owned: OwnedRange::default(), fp8: None, nf4 }
                 }
                 WeightMemory::Kept(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
                     let owned_of = |shape| weight.view(owned.first, shape);
                     let owned_weight = masters.is_some().then(|| owned_of([owned.elements].into()));
                     let master = masters.unwrap_or_else(|| owned_of(shape));
-                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None }
+                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, nf4: None }
                 }
                 WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
                     let owned_weight = of_memory.weights.view(place.master, [owned.elements]);
                     let master = masters.unwrap_or(owned_weight);
                     let owned_weight = Some(owned_weight).filter(|own| masters.is_some() && !own.dtype.is_fp8());
-                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None }
+                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, nf4: None }
                 }
             }
         };
@@ -311,6 +318,7 @@ impl Params {
                 if owned.elements == 0 { Ok(()) } else { upload_masters(device, &master, part()) }
             }
             WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => self.set_owned(device, index, part()),
+            WeightMemory::FrozenNf4(_) => self.params[index].nf4.map_or(Ok(()), |nf4| nf4.set(device, values)),
         }
     }
 
@@ -386,7 +394,8 @@ impl Params {
     pub fn counted(&self, index: usize) -> Vec<Range<usize>> {
         let (spec, owned) = (&self.specs[index], self.params[index].owned);
         let counted = spec.counted(&self.ranks, self.divided()).into_iter();
-        let has_all = self.layout.params[index].home.memory == WeightMemory::Frozen(spec.dtype);
+        let memory = self.layout.params[index].home.memory;
+        let has_all = [WeightMemory::Frozen(spec.dtype), WeightMemory::FrozenNf4(spec.dtype)].contains(&memory);
         let owned = counted.map(|range| if has_all { range } else { owned.within(range) });
         owned.filter(|range| !range.is_empty()).collect()
     }
@@ -413,9 +422,7 @@ impl Params {
 
     /// Bytes of the weights that layers read, the f32 ones among them.
     pub fn weight_bytes(&self) -> usize {
-        let tensors =
-            self.weights.iter().flat_map(|weights| [weights.weights].into_iter().chain(weights.turns.clone()));
-        tensors.map(|tensor| tensor.bytes()).sum()
+        self.weights.iter().map(Weights::bytes).sum()
     }
 
     /// Bytes of those weights that are their own masters.
@@ -426,8 +433,7 @@ impl Params {
 
     /// Bytes of the weights of frozen parameters.
     pub fn frozen_bytes(&self) -> usize {
-        let frozen = self.weights.iter().filter(|weights| weights.home.memory.is_frozen());
-        frozen.flat_map(|of| [of.weights].into_iter().chain(of.turns.clone())).map(|tensor| tensor.bytes()).sum()
+        self.weights.iter().filter(|weights| weights.home.memory.is_frozen()).map(Weights::bytes).sum()
     }
 
     /// Bytes of the master weights there that are memory of their own; 0 if all parameters are f32.
@@ -454,24 +460,82 @@ impl Weights {
         let memory = home.memory;
         let (dtype, owned) = (memory.dtype(), elements / part.count);
         let here = if memory.is_gathered() { owned } else { elements };
-        let weights = flat_in(MemoryOf::Device, "weights", here, dtype)?;
+        let is_nf4 = matches!(memory, WeightMemory::FrozenNf4(_));
+        let (here, stored) = if is_nf4 { (here / 2, DType::U8) } else { (here, dtype) };
+        let weights = flat_in(MemoryOf::Device, "weights", here, stored)?;
+        let scales = is_nf4.then(|| flat_in(MemoryOf::Device, "weight scales", elements / NF4_BLOCK, DType::Bf16));
+        let nf4 = scales.transpose()?.map(|scales| Nf4Memory { codes: weights, scales });
         let has_masters = dtype != DType::F32 && !memory.is_frozen();
         let masters = has_masters.then(|| flat_in(home.masters, "master weights", owned, home.form.of_weights(dtype)));
         let masters = masters.transpose()?;
         let mut turns = Vec::new();
-        if memory.is_gathered() {
+        if memory.takes_turns() {
             let buckets = layout.buckets.iter().chain(&layout.frozen).filter(|bucket| bucket.home == home);
             let largest = buckets.map(|bucket| bucket.turn.start + bucket.elements).max().unwrap_or(0);
             for _ in 0..TURNS {
                 turns.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
             }
         }
-        Ok(Weights { home, weights, masters, turns })
+        Ok(Weights { home, weights, masters, turns, nf4 })
+    }
+
+    /// Bytes of the weights in their buffers, without masters.
+    fn bytes(&self) -> usize {
+        let scales = self.nf4.iter().map(|nf4| &nf4.scales);
+        [&self.weights].into_iter().chain(&self.turns).chain(scales).map(Tensor::bytes).sum()
     }
 }
 
-/// The first values that are made at once for memory of the host.
+/// The first values that are made at once, if they go by way of memory that passes.
 const FIRST_VALUES: usize = 16 << 20;
+
+/// The memory that first values pass through, allocated once.
+fn passing_area<'a>(device: &Device, passing: &'a mut Option<Area>, specs: &[ParamSpec]) -> Result<&'a Area> {
+    if passing.is_none() {
+        let largest = specs.iter().map(|spec| spec.shape.elements()).max().unwrap_or(0);
+        *passing = Some(device.allocate("first values", largest.min(FIRST_VALUES) * DType::F32.size())?);
+    }
+    match passing {
+        Some(area) => Ok(area),
+        None => unreachable!("it was allocated"),
+    }
+}
+
+/// Makes the first values of these elements of a parameter, f32, in memory that passes, and rounded ones if there is memory for
+/// them.
+fn first_values(
+    stream: &Stream,
+    (spec, stored): (&ParamSpec, &Range<usize>),
+    passing: &Area,
+    rounded: Option<Tensor>,
+    seed: u64,
+) -> Result<Tensor> {
+    let here = passing.tensor("first values", 0, [stored.len()], DType::F32);
+    stream.submit(Fill { output: here, value: 0.0 })?;
+    for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
+        let within = |tensor: Tensor| tensor.view(slab.start - stored.start, [slab.elements()]);
+        let ops = spec.init_slab(&slab, seed, within(here), rounded.map(within));
+        ops.into_iter().try_for_each(|op| stream.submit(op))?;
+    }
+    Ok(here)
+}
+
+/// Gives a parameter in 4 bits its first values.
+fn set_first_in_4_bits(
+    stream: &Stream,
+    (spec, nf4): (&ParamSpec, Nf4Memory),
+    passing: &Area,
+    seed: u64,
+) -> Result<()> {
+    let all = spec.shape.elements();
+    for first in (0..all).step_by(FIRST_VALUES) {
+        let stored = first..all.min(first + FIRST_VALUES);
+        let here = first_values(stream, (spec, &stored), passing, None, seed)?;
+        stream.synchronize()?;
+        nf4.part(first, stored.len()).set(stream.device(), &stream.device().download::<f32>(&here)?)?;
+    }
+    Ok(())
+}
 
 /// All gradients of a type, of `main_grad`.
 fn grads_of(all: Tensor, layout: &FlatLayout, dtype: DType) -> Tensor {

@@ -21,6 +21,8 @@ pub enum WeightMemory {
     Frozen(DType),
     /// A part as for [`WeightMemory::Gathered`], without masters: nothing updates it.
     GatheredFrozen(DType),
+    /// All, in 4 bits. Layers take turns in buffers with the values in this type, which are there while a layer runs.
+    FrozenNf4(DType),
 }
 
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
@@ -43,7 +45,9 @@ pub struct Home {
 impl Home {
     /// Of a parameter.
     pub(super) fn of(spec: &ParamSpec, ranks: &Ranks) -> Home {
-        let (rest, sharding) = (spec.spread.rest, spec.sharding);
+        let rest = spec.spread.rest;
+        // Each layer is a bucket, made anew for each use.
+        let sharding = if spec.nf4 { Sharding::Weights } else { spec.sharding };
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
         let memory = WeightMemory::of(spec, ranks.place(rest));
         Home { memory, rest, sharding, masters, form: spec.master_form, grads: spec.grad_type }
@@ -65,6 +69,9 @@ impl WeightMemory {
     /// masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8
     /// bits.
     fn of(spec: &ParamSpec, part: Place) -> WeightMemory {
+        if spec.nf4 {
+            return WeightMemory::FrozenNf4(spec.dtype);
+        }
         if spec.frozen {
             return if part.has_others() { WeightMemory::GatheredFrozen } else { WeightMemory::Frozen }(spec.dtype);
         }
@@ -85,9 +92,14 @@ impl WeightMemory {
         matches!(self, WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_))
     }
 
+    /// Whether layers take turns in buffers with the weights.
+    pub(super) fn takes_turns(self) -> bool {
+        self.is_gathered() || matches!(self, WeightMemory::FrozenNf4(_))
+    }
+
     /// Whether nothing updates them.
     pub(super) fn is_frozen(self) -> bool {
-        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_))
+        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::FrozenNf4(_))
     }
 
     /// The type of the weights.
@@ -96,7 +108,8 @@ impl WeightMemory {
             WeightMemory::Kept(dtype)
             | WeightMemory::Gathered(dtype)
             | WeightMemory::Frozen(dtype)
-            | WeightMemory::GatheredFrozen(dtype) => dtype,
+            | WeightMemory::GatheredFrozen(dtype)
+            | WeightMemory::FrozenNf4(dtype) => dtype,
         }
     }
 }

@@ -124,7 +124,7 @@ impl Timing {
                 let groups = [Lane::Rows, Lane::RowsAside].into_iter().filter_map(of).collect();
                 Box::new(ExpertRows::new(self.row_queues.as_ref()?, groups))
             }
-            PassName::Buckets if gradients.communicators().is_empty() => return None,
+            PassName::Buckets if gradients.communicators().is_empty() && !gradients.gathers_any() => return None,
             PassName::Buckets => Box::new(Buckets::new(&self.buckets_queue, cx, gradients, self.completing())),
             // Transfers have their queues in any case: on the compute queue two stages could wait for each other.
             PassName::StageTransfers => {

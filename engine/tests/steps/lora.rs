@@ -1,12 +1,12 @@
 //! Adapters of frozen linear layers: the same bits in every setting.
 
-use device::{DType, bf16};
+use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{BalanceGroup, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
+use engine::model::{BalanceGroup, Experts, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
-use crate::experts::tiny_shared;
+use crate::experts::{tiny_qwen3_moe, tiny_shared};
 use crate::models::{Kind, Run, all_settings, batch, noise, tiny_gpt, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 6;
@@ -67,7 +67,12 @@ fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
 fn train(run: Run) -> (Vec<StepResult>, Vec<u32>) {
     let device = run.device();
     let mut stage = run.stage(&device);
-    move_adapters(&stage);
+    train_stage(&run, &device, &mut stage)
+}
+
+/// As [`train`], of a stage with weights of its own.
+fn train_stage(run: &Run, device: &Device, stage: &mut Stage) -> (Vec<StepResult>, Vec<u32>) {
+    move_adapters(stage);
     let results = (0..run.steps)
         .map(|step| {
             let settings = run.settings(step);
@@ -129,6 +134,54 @@ fn adapters_that_begin_at_zero_change_nothing_and_the_frozen_weights_stay() {
         let adapters: usize = stage.params().iter().filter_map(|(_, param)| Some(param.grad?.elements())).sum();
         assert!(0 < adapters && adapters < stage.params().frozen_bytes() / 4, "{adapters}");
         assert!(stage.params().iter().all(|(_, param)| param.grad.is_none() || param.master.dtype == DType::F32));
+    }
+}
+
+/// A Qwen3 with experts in every other block, whose rows are whole blocks of codes.
+fn for_4_bits(precision: Precision) -> GptShape {
+    let shape = tiny_qwen3_moe(0.0, precision);
+    let experts = shape.experts.map(|experts| Experts { ffn: 64, ..experts });
+    let sizes = GptShape { hidden: 64, heads: 4, kv_heads: 2, head_dim: Some(16), ffn: 128, experts, ..shape };
+    with_adapters(GptShape { layers: 3, ..sizes }, 0.0)
+}
+
+/// Training on codes is training on the values that they stand for, which are there while a layer runs.
+#[test]
+fn a_frozen_base_in_4_bits_has_the_bits_of_a_base_with_its_values() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let shape = for_4_bits(precision);
+        let run = |options, nf4| Run { nf4, steps: 2, ..run(&shape, 1, options) };
+        let in_4_bits = |run: Run| {
+            let device = run.device();
+            let stage = run.stage(&device);
+            let values: Vec<Vec<f32>> =
+                stage.params().iter().map(|(_, param)| param.master_values(&device).unwrap()).collect();
+            (values, train(run))
+        };
+        let (values, codes) = in_4_bits(run(off(), true));
+        let plain = {
+            let run = run(off(), false);
+            let device = run.device();
+            let mut stage = run.stage(&device);
+            values.iter().enumerate().for_each(|(index, values)| stage.params().set(&device, index, values).unwrap());
+            train_stage(&run, &device, &mut stage)
+        };
+        assert!(codes == plain, "{precision:?}: {:?} and {:?}", codes.0, plain.0);
+        for (setting, options) in all_settings() {
+            assert!(train(run(options, true)) == codes, "{precision:?}, {setting}");
+        }
+        let again = Run { recompute: Some(2), ..run(GraphOptions::default(), true) };
+        assert!(train(again) == codes, "{precision:?}, recomputed");
+        // Four bits a weight and a scale of 16 for 64, in place of 16 or 32, and two layers as they are read.
+        let stage = run(off(), true).stage(&run(off(), true).device());
+        let nf4: usize = stage.params().specs.iter().filter(|spec| spec.nf4).map(|spec| spec.shape.elements()).sum();
+        let bytes: usize = stage
+            .params()
+            .iter()
+            .filter_map(|(_, param)| param.nf4)
+            .map(|nf4| nf4.codes.bytes() + nf4.scales.bytes())
+            .sum();
+        assert_eq!(bytes, nf4 / 2 + nf4 / 32);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The tensors of a checkpoint that a rank has, and their places in memory.
 
 use device::{DType, Tensor};
-use engine::params::{Params, Slab};
+use engine::params::{Nf4Memory, Param, Params, Slab};
 use engine::step::Stage;
 
 use super::data_type::DataType;
@@ -39,10 +39,8 @@ pub(super) struct LocalTensor {
     /// The parts of these slabs that this rank writes: what it updates, but for copies of another rank's.
     pub(super) written: Vec<Slab>,
     /// The elements that this rank updates, with padding rows, from `first` of the stored parameter on; of a frozen
-    /// parameter all elements. They are f32 but for frozen weights and moments that are kept in bf16.
-    pub(super) memory: Tensor,
-    /// Of master weights that are kept so: the remainders. `memory` is then that of the weights, in bf16.
-    pub(super) remainders: Option<Tensor>,
+    /// parameter all elements.
+    pub(super) memory: SlabMemory,
     pub(super) first: usize,
     /// Elements of the stored parameter.
     pub(super) elements: usize,
@@ -51,26 +49,69 @@ pub(super) struct LocalTensor {
 impl LocalTensor {
     /// The memory of an owned slab.
     pub(super) fn memory_of(&self, slab: &Slab) -> SlabMemory {
-        let of = |tensor: Tensor| tensor.view(slab.start - self.first, [slab.elements()]);
-        SlabMemory { values: of(self.memory), remainders: self.remainders.map(of) }
+        self.memory.part(slab.start - self.first, slab.elements())
     }
 
-    /// The type of its values in a file: that in memory, but for remainders.
+    /// The type of its values in a file.
     pub(super) fn data_type(&self) -> DataType {
-        if self.memory.dtype == DType::Bf16 && self.remainders.is_none() { DataType::Bf16 } else { DataType::F32 }
+        let dtype = match self.memory {
+            SlabMemory::Values(values) => values.dtype,
+            SlabMemory::Remainders { .. } => DType::F32,
+            SlabMemory::Nf4 { dtype, .. } => dtype,
+        };
+        if dtype == DType::Bf16 { DataType::Bf16 } else { DataType::F32 }
     }
 }
 
-/// The memory of a slab's values: their own, or that of weights and of the remainders of their masters.
+/// The memory of a slab's values.
 #[derive(Clone, Copy)]
-pub(super) struct SlabMemory {
-    pub(super) values: Tensor,
-    pub(super) remainders: Option<Tensor>,
+pub(super) enum SlabMemory {
+    /// Their own: f32, or bf16 of frozen weights and of moments that are kept so.
+    Values(Tensor),
+    /// Of f32 master weights: that of weights in bf16, and of the remainders of their masters.
+    Remainders { weights: Tensor, remainders: Tensor },
+    /// Codes of 4 bits, of values that layers read in this type.
+    Nf4 { codes: Nf4Memory, dtype: DType },
 }
 
 impl SlabMemory {
+    /// Of a parameter's weights: its masters if it has some.
+    fn of_weights(param: &Param) -> SlabMemory {
+        match (param.nf4, param.master.dtype, param.owned_weight) {
+            (Some(codes), ..) => SlabMemory::Nf4 { codes, dtype: param.weight.dtype },
+            (None, DType::U16, Some(weights)) => SlabMemory::Remainders { weights, remainders: param.master },
+            _ => SlabMemory::Values(param.master),
+        }
+    }
+
+    /// The memory of some of the values.
+    pub(super) fn part(self, first: usize, count: usize) -> SlabMemory {
+        let of = |tensor: Tensor| tensor.view(first, [count]);
+        match self {
+            SlabMemory::Values(values) => SlabMemory::Values(of(values)),
+            SlabMemory::Remainders { weights, remainders } => {
+                SlabMemory::Remainders { weights: of(weights), remainders: of(remainders) }
+            }
+            SlabMemory::Nf4 { codes, dtype } => SlabMemory::Nf4 { codes: codes.part(first, count), dtype },
+        }
+    }
+
+    /// The number of values.
+    pub(super) fn elements(self) -> usize {
+        match self {
+            SlabMemory::Values(values) => values.elements(),
+            SlabMemory::Remainders { weights, .. } => weights.elements(),
+            SlabMemory::Nf4 { codes, .. } => 2 * codes.codes.elements(),
+        }
+    }
+
     pub(super) fn tensors(self) -> impl Iterator<Item = Tensor> {
-        [self.values].into_iter().chain(self.remainders)
+        let (first, second) = match self {
+            SlabMemory::Values(values) => (values, None),
+            SlabMemory::Remainders { weights, remainders } => (weights, Some(remainders)),
+            SlabMemory::Nf4 { codes: Nf4Memory { codes, scales }, .. } => (codes, Some(scales)),
+        };
+        [first].into_iter().chain(second)
     }
 }
 
@@ -90,17 +131,13 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     let (params, optimizer) = (stage.params(), stage.optimizer());
     let mut all = Vec::new();
     for (index, (_, param)) in params.iter().enumerate() {
-        let (memory, remainders) = match (param.master.dtype, param.owned_weight) {
-            (DType::U16, Some(weights)) => (weights, Some(param.master)),
-            _ => (param.master, None),
-        };
-        let tensor = local_tensor(Role::Weights(index), params, index, "", memory);
-        all.push(LocalTensor { remainders, ..tensor });
+        all.push(local_tensor(Role::Weights(index), params, index, "", SlabMemory::of_weights(param)));
     }
     for &wanted in optimizer.state_names() {
         for index in 0..params.specs.len() {
             for (_, memory) in optimizer.state(index).iter().filter(|(name, _)| *name == wanted) {
-                all.push(local_tensor(Role::OptimizerState, params, index, wanted, *memory));
+                let memory = SlabMemory::Values(*memory);
+                all.push(local_tensor(Role::OptimizerState, params, index, wanted, memory));
             }
         }
     }
@@ -127,15 +164,14 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
         shape: vec![elements],
         written: if writes { whole.clone() } else { Vec::new() },
         slabs: whole,
-        memory,
-        remainders: None,
+        memory: SlabMemory::Values(memory),
         first: 0,
         elements,
     }
 }
 
 /// A parameter's master weights, or the state of that name.
-fn local_tensor(role: Role, params: &Params, index: usize, state: &str, memory: Tensor) -> LocalTensor {
+fn local_tensor(role: Role, params: &Params, index: usize, state: &str, memory: SlabMemory) -> LocalTensor {
     let (spec, param) = (&params.specs[index], params.get(&params.specs[index].name));
     let written = params.counted(index).into_iter();
     let (file, name) = match role {
@@ -150,7 +186,6 @@ fn local_tensor(role: Role, params: &Params, index: usize, state: &str, memory: 
         slabs: spec.slabs.clone(),
         written: written.flat_map(|range| spec.slabs.iter().flat_map(move |slab| slab.within(range.clone()))).collect(),
         memory,
-        remainders: None,
         first: param.owned.first,
         elements: spec.shape.elements(),
     }

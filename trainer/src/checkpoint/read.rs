@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use super::data_type::DataType;
 use super::file::{KeptFile, Single, SourceFile};
 use super::header::FileHeader;
-use super::layout::{LocalTensor, Role, is_optional, local_tensors, names_elsewhere};
+use super::layout::{LocalTensor, Role, SlabMemory, is_optional, local_tensors, names_elsewhere};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, open};
 use crate::error::RunError;
 
@@ -221,15 +221,15 @@ impl<'l> Wanted<'l> {
     }
 
     fn set(&self, stage: &Stage, values: &[f32]) -> device::Result<()> {
-        let (device, memory) = (stage.device(), &self.tensor.memory);
-        match self.tensor.role {
-            Role::Weights(index) => stage.params().set_needed(device, index, values),
-            _ if values.is_empty() => Ok(()),
-            _ if memory.dtype == DType::Bf16 => {
+        let device = stage.device();
+        match (self.tensor.role, self.tensor.memory) {
+            (Role::Weights(index), _) => stage.params().set_needed(device, index, values),
+            (_, SlabMemory::Values(memory)) if memory.dtype == DType::Bf16 && !values.is_empty() => {
                 let rounded: Vec<bf16> = values.par_iter().map(|value| bf16::from_f32(*value)).collect();
-                device.upload(memory, &rounded)
+                device.upload(&memory, &rounded)
             }
-            _ => device.upload(memory, values),
+            (_, SlabMemory::Values(memory)) if !values.is_empty() => device.upload(&memory, values),
+            _ => Ok(()),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
 use device::ops::join_master;
-use device::{Device, Element, HostCopy, Tensor, bf16};
-use engine::params::Slab;
+use device::{DType, Device, Element, HostCopy, Tensor, bf16};
+use engine::params::{Nf4, Nf4Memory, Slab};
 use launch::watch::activity::Activity;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -86,16 +86,7 @@ impl<'t> TensorFile<'t> {
     /// Errors of the device.
     pub(super) fn read(&self, device: &Device, values: &SyncSender<Content>) -> device::Result<()> {
         for (tensor, slab) in &self.slabs {
-            let SlabMemory { values: memory, remainders } = tensor.memory_of(slab);
-            let content: Content = match (tensor.data_type(), remainders) {
-                (_, Some(remainders)) => {
-                    let (weights, remainders) = (device.download(&memory)?, device.download(&remainders)?);
-                    Arc::new(Downloaded(joined(&weights, &remainders)))
-                }
-                (DataType::Bf16, None) => Arc::new(Downloaded(device.download::<bf16>(&memory)?)),
-                _ => Arc::new(Downloaded(device.download::<f32>(&memory)?)),
-            };
-            if values.send(content).is_err() {
+            if values.send(content(tensor.memory_of(slab), device)?).is_err() {
                 break; // it could not be written; the thread that writes knows why
             }
         }
@@ -140,9 +131,9 @@ impl FileContent {
         output.write(Arc::new(self.header))?;
         match self.values {
             Values::Fed(values) => values.into_iter().try_for_each(|values| output.write(values))?,
-            Values::Copied(copy, slabs) => slabs.iter().try_for_each(|slab| match slab.remainders {
-                None => write_copied(&mut output, &copy, &slab.values),
-                Some(remainders) => write_joined(&mut output, &copy, &slab.values, &remainders),
+            Values::Copied(copy, slabs) => slabs.iter().try_for_each(|slab| match slab {
+                SlabMemory::Values(values) => write_copied(&mut output, &copy, values),
+                made => write_made(&mut output, &copy, *made),
             })?,
         }
         if output.bytes() < self.bytes {
@@ -153,45 +144,66 @@ impl FileContent {
     }
 }
 
-/// Elements that are joined at once.
-const JOINED: usize = 4 << 20;
+/// Elements that are made at once of what is in memory.
+const MADE: usize = 4 << 20;
 
-/// Writes the masters of weights and remainders from the copy, part by part.
-fn write_joined(
-    output: &mut Output<'_>,
-    copy: &HostCopy,
-    weights: &Tensor,
-    remainders: &Tensor,
-) -> Result<(), WriteError> {
-    let elements = weights.elements();
-    for first in (0..elements).step_by(JOINED) {
-        let count = JOINED.min(elements - first);
+/// Writes values that are made of what the copy has, part by part.
+fn write_made(output: &mut Output<'_>, copy: &HostCopy, slab: SlabMemory) -> Result<(), WriteError> {
+    let elements = slab.elements();
+    for first in (0..elements).step_by(MADE) {
         let begun = Instant::now();
         let failed = |error| WriteError(output.path().into(), IoError::other(error));
-        let weights = copied_values(copy, &weights.view(first, [count])).map_err(failed)?;
-        let remainders = copied_values(copy, &remainders.view(first, [count])).map_err(failed)?;
+        let content = content(slab.part(first, MADE.min(elements - first)), copy).map_err(failed)?;
         output.seconds.copy += begun.elapsed().as_secs_f64();
-        output.write(Arc::new(Downloaded(joined(&weights, &remainders))))?;
+        output.write(content)?;
     }
     Ok(())
 }
 
-/// A tensor's values, from the copy.
-fn copied_values<T: Element>(copy: &HostCopy, tensor: &Tensor) -> device::Result<Vec<T>> {
-    let mut values: Vec<T> = vec![bytemuck::Zeroable::zeroed(); tensor.elements()];
-    let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
-    for piece in copy.pieces(tensor)? {
-        let piece = piece?;
-        let (here, after) = rest.split_at_mut(piece.as_ref().len());
-        here.copy_from_slice(piece.as_ref());
-        rest = after;
-    }
-    Ok(values)
+/// A source of tensors.
+trait Source {
+    /// A tensor's values.
+    fn values<T: Element>(&self, tensor: &Tensor) -> device::Result<Vec<T>>;
 }
 
-/// The masters of weights and remainders.
-fn joined(weights: &[bf16], remainders: &[u16]) -> Vec<f32> {
-    weights.iter().zip(remainders).map(|(weight, remainder)| join_master(*weight, *remainder)).collect()
+impl Source for Device {
+    fn values<T: Element>(&self, tensor: &Tensor) -> device::Result<Vec<T>> {
+        self.download(tensor)
+    }
+}
+
+impl Source for HostCopy {
+    fn values<T: Element>(&self, tensor: &Tensor) -> device::Result<Vec<T>> {
+        let mut values: Vec<T> = vec![bytemuck::Zeroable::zeroed(); tensor.elements()];
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        for piece in self.pieces(tensor)? {
+            let piece = piece?;
+            let (here, after) = rest.split_at_mut(piece.as_ref().len());
+            here.copy_from_slice(piece.as_ref());
+            rest = after;
+        }
+        Ok(values)
+    }
+}
+
+/// The values of a slab as a file has them.
+fn content(slab: SlabMemory, source: &impl Source) -> device::Result<Content> {
+    Ok(match slab {
+        SlabMemory::Values(values) if values.dtype == DType::Bf16 => Arc::new(Downloaded(source.values::<bf16>(&values)?)),
+        SlabMemory::Values(values) => Arc::new(Downloaded(source.values::<f32>(&values)?)),
+        SlabMemory::Remainders { weights, remainders } => {
+            let (weights, remainders): (Vec<bf16>, Vec<u16>) = (source.values(&weights)?, source.values(&remainders)?);
+            let joined = weights.into_iter().zip(remainders).map(|(weight, rest)| join_master(weight, rest));
+            Arc::new(Downloaded(joined.collect::<Vec<f32>>()))
+        }
+        SlabMemory::Nf4 { codes: Nf4Memory { codes, scales }, dtype } => {
+            let values = Nf4 { codes: source.values(&codes)?, scales: source.values(&scales)? }.values();
+            match dtype {
+                DType::Bf16 => Arc::new(Downloaded(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>())),
+                _ => Arc::new(Downloaded(values)),
+            }
+        }
+    })
 }
 
 /// Writes a tensor from the copy, piece by piece, as each arrives.

@@ -17,6 +17,7 @@ mod evaluation_plan;
 mod experts_plan;
 mod fp8_plan;
 pub mod freeze_plan;
+mod frozen_weights;
 pub mod graph_plan;
 pub mod learning_rate;
 pub mod lora_plan;
@@ -48,7 +49,7 @@ pub use context_plan::has_documents;
 pub use optimizers::{OptimizerChoice, OwnOptimizer};
 pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig,
-    DataParallelSharding, DecayStyle, DeviceChoice, DpoConfig, Fp8Choice, GradReduce, GraphMempool, GraphScope,
+    DataParallelSharding, DecayStyle, DeviceChoice, DpoConfig, Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope,
     LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization, OffloadConfig, OptimizerConfig,
     OwnSettings, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, PreferenceLoss, QkNormOver,
     RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, RunConfig,

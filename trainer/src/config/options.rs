@@ -11,7 +11,7 @@ use engine::precision::Precision;
 
 use crate::config::{
     Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
-    Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement, Normalization,
+    Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement, Normalization,
     OptimizerChoice, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity,
     ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
 };
@@ -265,6 +265,7 @@ pub const BUILT_IN: &[OptionSpec] = &[
     option("precision.fp8_margin", "fp8-margin", &[], "0", Kind::Integer, "delayed, rowwise: powers of two that are left free above the largest magnitude"),
     option("precision.fp8_param_gather", "fp8-param-gather", &[], "false", Kind::Bool, "delayed, tensorwise, with a distributed optimizer: each rank quantises the weights that it updates, and bytes are gathered. By default bf16 weights are gathered, and each rank quantises all of them. The bits are the same"),
     option("precision.bf16_blocks", "bf16-blocks", &[], "[0, 0]", Kind::Integers, "Blocks at the start and at the end of the model that stay in bf16"),
+    option("precision.frozen_weights", "frozen-weights", &[], "\"compute\"", Kind::Choice(FrozenWeights::WORDS), "Memory of frozen weights of linear layers in blocks, under adapters (--lora-rank) or frozen by name (--freeze). compute: the type of weights in layers. nf4: 4 bits, as bitsandbytes makes them: blocks of 64 values, each with its largest magnitude. Before a layer runs its weights are made of them, in buffers that layers take turns in, for each forward and each backward"),
     option("precision.fp8_metrics_interval", "fp8-metrics-interval", &[], "0", Kind::Integer, "Steps between measurements of what 8 bits lose: the shares of values beyond the largest number, and of those that became 0, in metrics and logs. A step that measures takes longer and has graphs of its own; others cost nothing. 0: none"),
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Number of ranks that share each layer. Heads, feed-forward channels and the vocabulary are divided among them"),

@@ -17,6 +17,7 @@ use crate::config::dpo_plan;
 pub use crate::config::evaluation_plan::EvaluationPlan;
 use crate::config::evaluation_plan::{check_samples, check_validation};
 use crate::config::freeze_plan::FrozenNames;
+use crate::config::frozen_weights::check_frozen_weights;
 use crate::config::graph_plan::graph_options;
 use crate::config::learning_rate::{Decay, LearningRate};
 pub use crate::config::model_plan::ModelPlan;
@@ -26,7 +27,7 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::{ParallelPlan, StateOnHost};
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, FrozenWeights, PositionEmbedding, RunConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -118,6 +119,9 @@ impl RunPlan {
         let named = frozen
             .as_ref()
             .and_then(|frozen| mistakes.keep(NamedGroup::all(&config.optimizer.param_groups, &model, frozen)));
+        if let (Some(parallel), Some(frozen)) = (&parallel, &frozen) {
+            mistakes.keep(check_frozen_weights(&config, &model, parallel, frozen));
+        }
         let buckets = mistakes.keep(BucketPlan::new(&config, &model));
         let printed = mistakes.keep(PrintedActivations::new(&config, &model));
         let (size, evaluation) = (ModelSize::of(&model), EvaluationPlan::new(&config.train));
@@ -213,7 +217,11 @@ impl RunPlan {
     /// A rank's part of the model.
     pub fn architecture(&self, tensor: &TensorParallel, rank: usize) -> Architecture {
         let part = self.model.part(tensor.clone(), self.layers(rank)).with_sample(self.sample_row());
-        part.freeze(|name| self.frozen.has(name))
+        let part = part.freeze(|name| self.frozen.has(name));
+        match self.config.precision.frozen_weights {
+            FrozenWeights::Compute => part,
+            FrozenWeights::Nf4 => part.frozen_in_4_bits(),
+        }
     }
 
     /// The length of samples in a step on samples `first..first + count` of `source`; `None`: that of the model.

@@ -84,7 +84,7 @@ pub use checkpoint::{CheckpointConfig, Resume};
 pub use cuda_graph::{CudaGraphConfig, GraphMempool, GraphScope, VerifyMemory};
 pub use dpo::{DpoConfig, PreferenceLoss};
 pub use own::OwnSettings;
-pub use precision::{AmaxAlgo, Fp8Choice, PrecisionConfig};
+pub use precision::{AmaxAlgo, Fp8Choice, FrozenWeights, PrecisionConfig};
 
 section!(ModelConfig {
     preset: Preset,

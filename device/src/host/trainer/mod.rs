@@ -19,6 +19,7 @@ mod loss;
 mod loss_parallel;
 mod math;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod pair_loss;

@@ -17,6 +17,7 @@ mod loss;
 mod loss_parallel;
 mod mask;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod pair_loss;
@@ -48,7 +49,6 @@ pub use experts::{
     Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
-#[cfg(feature = "host")]
 pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};
@@ -59,6 +59,7 @@ pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use mask::Mask;
 pub use muon::{Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
+pub use nf4::{NF4_BLOCK, NF4_VALUES, Nf4Values};
 pub use norm::{Norm, NormBackward, NormKind, RowSums};
 pub use optimizer::{ClipScale, SquareSum};
 pub use pair_loss::{MismatchedRewards, PairLoss, Preference};

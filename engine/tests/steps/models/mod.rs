@@ -209,6 +209,8 @@ pub struct Run {
     pub moments: MomentTypes,
     /// Whether a parameter keeps its values, by name.
     pub frozen: fn(&str) -> bool,
+    /// Frozen weights of blocks lie in 4 bits.
+    pub nf4: bool,
     /// Code that runs in forward.
     pub hooks: Hooks,
     /// Evaluations keep the loss of each token.
@@ -263,6 +265,7 @@ impl Run {
             skip_step: None,
             moments: MomentTypes::default(),
             frozen: |_| false,
+            nf4: false,
             hooks: Hooks::default(),
             keeps_losses: false,
             left_out: Vec::new(),
@@ -341,7 +344,9 @@ impl Run {
             block_gradients: self.block_gradients,
             left_out: self.left_out.clone(),
         };
-        Stage::new(device, &architecture.freeze(self.frozen), options)
+        let architecture = architecture.freeze(self.frozen);
+        let architecture = if self.nf4 { architecture.frozen_in_4_bits() } else { architecture };
+        Stage::new(device, &architecture, options)
     }
 
     /// This rank's settings for a step.

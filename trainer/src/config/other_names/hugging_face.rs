@@ -20,7 +20,6 @@ const NOWHERE: &str = "nothing is sent anywhere";
 const UPLOAD: &str = "trainer convert --to hf, then hf upload";
 const LOADER: &str = "one thread reads batches ahead, and every sample has all its columns";
 const COMPILED: &str = "nothing is compiled; layers are captured";
-const FULL_WEIGHTS: &str = "weights are f32 or bf16 while they train, under adapters too";
 const ONE_LORA: &str = "adapters are LoRA, scaled by lora_alpha / lora_rank";
 const BY_LOSS: &str = "the best checkpoint is the one with the lowest validation loss";
 const ONE_FORM: &str = "checkpoints are safetensors, with weights and optimizer";
@@ -161,10 +160,12 @@ pub(super) const NAMES: &[OtherName] = &[
     without("lora_task_type", ONE_LORA, OUT),
     without("use_rslora", ONE_LORA, "--lora-alpha, lora_alpha x the root of lora_r"),
     without("use_dora", ONE_LORA, NOT_HERE),
-    without("load_in_4bit", FULL_WEIGHTS, NOT_HERE),
-    without("load_in_8bit", FULL_WEIGHTS, NOT_HERE),
-    without("use_bnb_nested_quant", FULL_WEIGHTS, NOT_HERE),
-    without("bnb_*", FULL_WEIGHTS, NOT_HERE),
+    if_true("load_in_4bit", "--frozen-weights nf4", ("precision.frozen_weights", "nf4")),
+    becomes("bnb_4bit_quant_type", "--frozen-weights nf4", quant_type),
+    without("load_in_8bit", "frozen weights are f32, bf16 or NF4", "--frozen-weights nf4"),
+    without("use_bnb_nested_quant", "scales of blocks are bf16, without a second scale", OUT),
+    without("bnb_4bit_use_double_quant", "scales of blocks are bf16, without a second scale", OUT),
+    without("bnb_*", "values of 4 bits are made in the type of --compute", OUT),
     without("label_smoothing_factor", PLAIN_LOSS, NOT_HERE),
     without("neftune_noise_alpha", "embeddings have no noise", "--hidden-dropout"),
     without("average_tokens_across_devices", "the loss is the mean over the tokens of all ranks", OUT),
@@ -421,6 +422,13 @@ fn packing(value: &Value, _: &Settings) -> Made {
             Err("text is always packed; conversations are with data.sft_packing, the most of them in a sample".into())
         }
         false => none(),
+    }
+}
+
+fn quant_type(value: &Value, _: &Settings) -> Made {
+    match text(value).as_str() {
+        "nf4" => none(),
+        other => Err(format!("frozen weights in 4 bits are NF4, not {other}")),
     }
 }
 

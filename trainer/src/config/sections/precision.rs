@@ -15,7 +15,18 @@ section!(PrecisionConfig {
     fp8_param_gather: bool,
     bf16_blocks: Vec<usize>,
     fp8_metrics_interval: usize,
+    frozen_weights: FrozenWeights,
 });
+
+choice! {
+    /// The memory of frozen weights of linear layers in blocks.
+    pub enum FrozenWeights {
+        /// In the type that layers compute in.
+        Compute = "compute",
+        /// In 4 bits: see [`Nf4`](engine::params::Nf4).
+        Nf4 = "nf4",
+    }
+}
 
 choice! {
     /// The types of the factors of 8-bit products.

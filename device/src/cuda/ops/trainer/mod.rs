@@ -17,6 +17,7 @@ mod latent;
 mod loss;
 mod loss_parallel;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod pair_loss;

@@ -1,0 +1,86 @@
+//! Frozen weights in 4 bits, and what they go with.
+
+use common::UserError;
+use device::ops::NF4_BLOCK;
+use engine::model::GptShape;
+use engine::params::Sharding;
+use parallel::Axis;
+
+use crate::config::checks::require;
+use crate::config::freeze_plan::FrozenNames;
+use crate::config::model_plan::ModelPlan;
+use crate::config::parallel_plan::ParallelPlan;
+use crate::config::{Fp8Choice, FrozenWeights, RunConfig};
+
+/// Fails on frozen weights in 4 bits that a run cannot have.
+///
+/// # Errors
+/// Names the setting that does not go with them.
+pub(crate) fn check_frozen_weights(
+    config: &RunConfig,
+    model: &ModelPlan,
+    parallel: &ParallelPlan,
+    frozen: &FrozenNames,
+) -> Result<(), UserError> {
+    if config.precision.frozen_weights == FrozenWeights::Compute {
+        return Ok(());
+    }
+    let of_blocks = model.architecture().specs.into_iter().filter(|spec| spec.is_block_weight);
+    let is_any = of_blocks.into_iter().any(|spec| frozen.has(&spec.name));
+    for (excludes, with, rule, fix) in [
+        (
+            !is_any,
+            "no frozen weight of a linear layer in a block".to_string(),
+            "it is the form of weights that keep their values",
+            "add adapters (--lora-rank), or freeze weights by name (--freeze), or leave it out",
+        ),
+        (
+            config.precision.fp8 != Fp8Choice::None,
+            format!("precision.fp8 = \"{}\"", config.precision.fp8),
+            "products read the values of 4 bits in 16 or 32",
+            "set precision.fp8 = \"none\"",
+        ),
+        (
+            parallel.sharding == Sharding::Weights,
+            "parallel.data_parallel_sharding = \"optim_grads_params\"".to_string(),
+            "each data-parallel rank has all codes of its layers",
+            "set parallel.data_parallel_sharding = \"optim_grads\"",
+        ),
+        (
+            config.cuda_graph.overlap_microbatches,
+            "cuda_graph.overlap_microbatches = true".to_string(),
+            "one microbatch at a time uses the buffers of whole weights",
+            "leave out --cuda-graph-overlap-microbatches",
+        ),
+    ] {
+        let what = format!("precision.frozen_weights = \"{}\" with {with}", config.precision.frozen_weights);
+        require(!excludes, || UserError::new(what, rule, fix))?;
+    }
+    let ModelPlan::Gpt(shape) = model else { return Ok(()) };
+    match widths(shape, parallel).into_iter().find(|(_, width)| !width.is_multiple_of(NF4_BLOCK)) {
+        None => Ok(()),
+        Some((what, width)) => Err(UserError::new(
+            format!("precision.frozen_weights = \"nf4\" with rows of {width} values ({what})"),
+            format!("{NF4_BLOCK} values of a row share a scale, on each rank"),
+            "divide layers over fewer ranks, or set precision.frozen_weights = \"compute\"",
+        )),
+    }
+}
+
+/// The values of a row of the linear layers of blocks on a rank, with the settings that decide them.
+fn widths(shape: &GptShape, parallel: &ParallelPlan) -> Vec<(&'static str, usize)> {
+    let tensor = parallel.mesh.size(Axis::Tensor);
+    let mut widths = vec![
+        ("model.hidden", shape.hidden),
+        ("model.heads and model.head_dim over parallel.tensor", shape.heads * shape.head_dim() / tensor),
+    ];
+    if (0..shape.layers).any(|block| shape.block_experts(block).is_none()) {
+        widths.push(("model.ffn over parallel.tensor", shape.ffn / tensor));
+    }
+    if let Some(experts) = &shape.experts {
+        let of_expert = parallel.mesh.sizes().expert_tensor;
+        widths.push(("model.expert_ffn over parallel.expert_tensor", experts.ffn / of_expert));
+        widths.push(("model.shared_expert_ffn over parallel.tensor", experts.shared_ffn / tensor));
+    }
+    widths
+}
