@@ -28,7 +28,8 @@ use parallel::{Axis, Ranks};
 
 use crate::layer_partition::StageLayers;
 use crate::params::{
-    BucketMemory, Nf4Memory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding, WeightSource, part_of,
+    BucketMemory, Nf4Memory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding,
+    WeightSource, part_of,
 };
 use crate::step_policy::StepContext;
 

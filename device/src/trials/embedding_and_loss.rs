@@ -2,7 +2,8 @@
 
 use crate::ops::{
     ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, NF4_BLOCK, Nf4Values, PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
+    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, NF4_BLOCK, Nf4Values, PairLoss, Preference, SequenceShare,
+    VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 

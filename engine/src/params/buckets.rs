@@ -128,7 +128,13 @@ impl Params {
                 }
             };
             let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
-            PartedWeights { layer, weights, source: WeightSource::Parts(OwnedPart { owned, quantized }), rest, sharding }
+            PartedWeights {
+                layer,
+                weights,
+                source: WeightSource::Parts(OwnedPart { owned, quantized }),
+                rest,
+                sharding,
+            }
         };
         let is_made = |bucket: &&Bucket| bucket.part.has_others() || bucket.home.memory.takes_turns();
         self.layout.buckets.iter().chain(&self.layout.frozen).filter(is_made).map(memory)

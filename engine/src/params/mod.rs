@@ -275,7 +275,16 @@ impl Params {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
                     let nf4 = of_memory.nf4.map(|all| all.part(place.flat, spec.shape.elements()));
                     let master = nf4.map_or(weight, |own| own.codes);
-                    Param { weight, master, owned_weight: None, grad, owned_grad, owned: OwnedRange::default(), fp8: None, nf4 }
+                    Param {
+                        weight,
+                        master,
+                        owned_weight: None,
+                        grad,
+                        owned_grad,
+                        owned: OwnedRange::default(),
+                        fp8: None,
+                        nf4,
+                    }
                 }
                 WeightMemory::Kept(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
@@ -521,12 +530,7 @@ fn first_values(
 }
 
 /// Gives a parameter in 4 bits its first values.
-fn set_first_in_4_bits(
-    stream: &Stream,
-    (spec, nf4): (&ParamSpec, Nf4Memory),
-    passing: &Area,
-    seed: u64,
-) -> Result<()> {
+fn set_first_in_4_bits(stream: &Stream, (spec, nf4): (&ParamSpec, Nf4Memory), passing: &Area, seed: u64) -> Result<()> {
     let all = spec.shape.elements();
     for first in (0..all).step_by(FIRST_VALUES) {
         let stored = first..all.min(first + FIRST_VALUES);

@@ -42,7 +42,8 @@ impl Nf4 {
             let largest = rounded.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
             let inverse = if largest > 0.0 { 1.0 / largest } else { 0.0 };
             let code = |x: f32| BORDERS.partition_point(|border| x * inverse > *border) as u8;
-            let codes: [u8; NF4_BLOCK / 2] = std::array::from_fn(|at| code(rounded[2 * at]) << 4 | code(rounded[2 * at + 1]));
+            let codes: [u8; NF4_BLOCK / 2] =
+                std::array::from_fn(|at| code(rounded[2 * at]) << 4 | code(rounded[2 * at + 1]));
             (codes, bf16::from_f32(largest))
         };
         let blocks: Vec<_> = values.par_chunks(NF4_BLOCK).map(block).collect();

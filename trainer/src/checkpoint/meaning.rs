@@ -30,7 +30,10 @@ pub(super) fn other_run(folder: &Path, theirs: &str, ours: &RunConfig) -> Result
     let forms = [&theirs, ours].map(|run| run.precision.frozen_weights);
     if forms == [FrozenWeights::Compute, FrozenWeights::Nf4] {
         return Err(UserError::new(
-            format!("precision.frozen_weights = \"nf4\" with checkpoint {}, whose run had whole ones", folder.display()),
+            format!(
+                "precision.frozen_weights = \"nf4\" with checkpoint {}, whose run had whole ones",
+                folder.display()
+            ),
             "a run goes on with the weights that it has",
             "leave --frozen-weights out, or set another checkpoint.dir",
         ));

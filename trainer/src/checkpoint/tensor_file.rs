@@ -189,7 +189,9 @@ impl Source for HostCopy {
 /// The values of a slab as a file has them.
 fn content(slab: SlabMemory, source: &impl Source) -> device::Result<Content> {
     Ok(match slab {
-        SlabMemory::Values(values) if values.dtype == DType::Bf16 => Arc::new(Downloaded(source.values::<bf16>(&values)?)),
+        SlabMemory::Values(values) if values.dtype == DType::Bf16 => {
+            Arc::new(Downloaded(source.values::<bf16>(&values)?))
+        }
         SlabMemory::Values(values) => Arc::new(Downloaded(source.values::<f32>(&values)?)),
         SlabMemory::Remainders { weights, remainders } => {
             let (weights, remainders): (Vec<bf16>, Vec<u16>) = (source.values(&weights)?, source.values(&remainders)?);

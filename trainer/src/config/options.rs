@@ -11,9 +11,10 @@ use engine::precision::Precision;
 
 use crate::config::{
     Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
-    Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement, Normalization,
-    OptimizerChoice, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver, RecomputeGranularity,
-    ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers, TokenDropPolicy, VerifyMemory,
+    Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement,
+    Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
+    RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
+    TokenDropPolicy, VerifyMemory,
 };
 use crate::families::Preset;
 
