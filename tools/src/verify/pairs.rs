@@ -374,8 +374,8 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     // Adapters of experts, with those of attention or alone.
     (
         4,
-        "parallel.expert=2 parallel.expert_tensor=1 parallel.tensor=2 model.lora_rank=4 \
-         parallel.distributed_optimizer=true recompute.granularity=full",
+        "parallel.expert=2 parallel.expert_tensor=1 parallel.tensor=2 model.lora_rank=4 model.hidden=128 model.ffn=128 \
+         parallel.distributed_optimizer=true recompute.granularity=full precision.frozen_weights=nf4",
     ),
     (
         8,
@@ -384,8 +384,8 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     ),
     (
         8,
-        "parallel.expert=2 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.lora_rank=4 \
-         model.lora_target_modules=[\"k_proj\",\"w2\"]",
+        "parallel.expert=2 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.lora_rank=4 model.ffn=128 \
+         precision.frozen_weights=nf4 cuda_graph.enable=true model.lora_target_modules=[\"k_proj\",\"w2\"]",
     ),
 ];
 

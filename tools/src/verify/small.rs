@@ -1,14 +1,16 @@
 //! The small model of a run: its sizes shrink, its features and the remainders of its divisions stay.
 
 use common::UserError;
+use device::ops::NF4_BLOCK;
 use engine::fp8::Fp8Recipe;
 use engine::model::ContextTransfers;
 use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind,
-    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
+    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, FrozenWeights, GradReduce, GraphScope,
+    ModelKind, MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice,
+    TokenDropPolicy,
 };
 
 use super::layouts::OfExpert;
@@ -132,9 +134,14 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
     let [small_ranks, context, expert_ranks] = [Axis::Tensor, Axis::Context, Axis::Expert].map(|axis| mesh.size(axis));
     let has_8_bits = config.precision.fp8 != Fp8Choice::None;
     let has_blocks = has_8_bits && config.precision.fp8_recipe == Fp8Recipe::Blockwise;
+    let has_codes = config.precision.frozen_weights != FrozenWeights::Compute;
     let RunConfig { model, data, parallel, .. } = config;
-    // Sizes of 8-bit products are multiples of 16.
-    let unit = if has_8_bits { 16 } else { 1 };
+    // Sizes of 8-bit products are multiples of 16, and rows of codes have blocks.
+    let (token_unit, unit) = match (has_8_bits, has_codes) {
+        (_, true) => (1, NF4_BLOCK),
+        (true, _) => (16, 16),
+        _ => (1, 1),
+    };
     let parity = |size: usize, even: usize, odd: usize| if size.is_multiple_of(2) { even } else { odd };
     model.layer_sizes.iter_mut().for_each(|size| *size = 24.min(*size));
     // Key heads: one a rank, several a rank, or one on several ranks.
@@ -156,7 +163,8 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
     let head_dim = match () {
         // A block of scales in the width, and below two in a rank's feed-forward channels.
         () if has_blocks => 128_usize.div_ceil(small_heads).next_multiple_of(unit),
-        () if small_heads < 4 => 16,
+        () if has_codes && (small_heads / small_ranks).is_multiple_of(2) => unit / 2,
+        () if small_heads < 4 && !has_codes => 16,
         () => unit.max(8),
     };
     let is_wider = |dim: usize| dim * heads != model.hidden;
@@ -177,7 +185,7 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
     let lengths = data.seq_length_buckets.len().min(2);
     // Ranks that divide sequences have two parts of each, of two tokens and more.
     let parts = if context > 1 { 2 * context } else { 1 };
-    let seq = (4 * small_ranks * context).max(12).next_multiple_of(parts * unit * lengths.max(1));
+    let seq = (4 * small_ranks * context).max(12).next_multiple_of(parts * token_unit * lengths.max(1));
     data.seq_length_buckets = [seq / 2, seq][2 - lengths..].to_vec();
     model.max_position_embeddings =
         model.max_position_embeddings.map(|most| if most > model.seq_length { seq + 4 } else { seq });

@@ -89,6 +89,7 @@ const HUGGING_FACE: &str = r#"{"output_dir": "out", "per_device_train_batch_size
     "logging_steps": 5, "save_steps": 25, "save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 20,
     "report_to": ["tensorboard"], "gradient_checkpointing": true, "deepspeed": "ds.json", "push_to_hub": false,
     "optim": "adafactor", "use_peft": true, "lora_r": 8, "lora_target_modules": "all-linear", "fsdp": [],
+    "load_in_4bit": true, "bnb_4bit_quant_type": "nf4",
     "model_name_or_path": "meta-llama/Llama-3.2-1B", "hub_token": null, "completion_only_loss": true, "new_thing": 3}"#;
 
 fn import(folder: &Path, name: &str, text: &str, flags: &str) -> Output {
@@ -301,7 +302,7 @@ fn arguments_of_hugging_face_become_a_configuration() {
         &table,
         "[train]\nmicro_batch_size = 2\nglobal_batch_size = 16\nsteps = 50\nseed = 42\neval_interval = 20\n\
          [optimizer]\nlr = 2e-4\nschedule = \"cosine\"\nmin_lr = 0.0\nwarmup_steps = 5\nbetas = [0.9, 0.999]\nweight_decay = 0.0\n\
-         clip = 1.0\n[precision]\ncompute = \"bf16\"\n[recompute]\ngranularity = \"full\"\n[logging]\ninterval = 5\n\
+         clip = 1.0\n[precision]\ncompute = \"bf16\"\nfrozen_weights = \"nf4\"\n[recompute]\ngranularity = \"full\"\n[logging]\ninterval = 5\n\
          tensorboard = true\n[checkpoint]\ndir = \"out\"\ninterval = 25\nkeep = 2\n[data]\nsft = true\n\
          [model]\nlora_rank = 8\nlora_alpha = 32.0\nlora_dropout = 0.05\nlora_target_modules = [\"all-linear\"]\n",
     );

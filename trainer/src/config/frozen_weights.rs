@@ -84,3 +84,39 @@ fn widths(shape: &GptShape, parallel: &ParallelPlan) -> Vec<(&'static str, usize
     }
     widths
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::ConfigSources;
+    use crate::config::plan::RunPlan;
+
+    #[test]
+    fn codes_of_4_bits_are_refused_by_what_does_not_go_with_them() {
+        let problem = |settings: &[&str]| {
+            let mut sources = ConfigSources::default();
+            let common = ["precision.frozen_weights=nf4", "model.preset=tiny-llama", "model.ffn=192"];
+            for (key, value) in common.iter().chain(settings).map(|pair| pair.split_once('=').unwrap()) {
+                sources.set(key, value, "test").unwrap();
+            }
+            RunPlan::new(sources.resolve(), 2).err().map(|error| error.to_string())
+        };
+        let lora = "model.lora_rank=4";
+        assert_eq!(problem(&[lora]), None);
+        assert_eq!(problem(&["optimizer.freeze=[\"h.0.*\"]", "parallel.data_parallel_sharding=optim_grads"]), None);
+        for (settings, words) in [
+            (&["model.layers=2"][..], "no frozen weight"),
+            (&["optimizer.freeze=[\"wte.*\",\"h.*.bias\"]", "model.bias=true"], "no frozen weight"),
+            (&[lora, "parallel.data_parallel_sharding=optim_grads_params"], "has all codes"),
+            (&[lora, "cuda_graph.enable=true", "cuda_graph.overlap_microbatches=true"], "overlap_microbatches"),
+            (&[lora, "model.ffn=176"], "rows of 176 values (model.ffn over parallel.tensor)"),
+            (&[lora, "parallel.tensor=2"], "over parallel.tensor"),
+            (
+                &["optimizer.freeze=[\"h.0.*\"]", "precision.compute=bf16", "precision.fp8=hybrid"],
+                "with precision.fp8 = \"hybrid\"",
+            ),
+        ] {
+            let error = problem(settings).unwrap_or_default();
+            assert!(error.contains(words) && error.contains("frozen_weights = \"nf4\""), "{settings:?}: {error}");
+        }
+    }
+}
