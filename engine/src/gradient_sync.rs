@@ -11,7 +11,7 @@
 //! ranks receive the new weights of all parts (all-gather) in the next step, in the forward of the layer that is the
 //! first to read them. If ranks divide weights too, each forward and each backward of a layer gathers them.
 //!
-//! Frozen weights in 4 bits lie whole on each rank. Their values are made where divided weights would be gathered.
+//! Frozen weights that lie as codes are whole on each rank. Their values are made where divided weights would be gathered.
 //!
 //! If ranks divide gradients, a layer's are summed after each of its backwards, and each rank adds the sum of its part
 //! to those of the microbatches before.
@@ -21,14 +21,14 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Add, Collective, CollectiveKind, Copy, Fill, MakeScale, Nf4Values, Quantize};
+use device::ops::{Add, CodedValues, Collective, CollectiveKind, Copy, Fill, MakeScale, Quantize};
 use device::{Area, Communicator, DType, Device, Op, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Ranks};
 
 use crate::layer_partition::StageLayers;
 use crate::params::{
-    BucketMemory, Nf4Memory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding,
+    BucketMemory, CodeMemory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding,
     WeightSource, part_of,
 };
 use crate::step_policy::StepContext;
@@ -157,8 +157,9 @@ impl GradientSync {
     fn gathers(&self, cx: &StepContext<'_>, of: &PartedWeights, used: Use) -> Vec<Op> {
         let own = match &of.source {
             WeightSource::Parts(own) => own,
-            WeightSource::Nf4(Nf4Memory { codes, scales }) => {
-                return vec![Nf4Values { codes: *codes, scales: *scales, output: of.weights }.into()];
+            WeightSource::Codes(CodeMemory { form, codes, scales }) => {
+                let output = of.weights;
+                return vec![CodedValues { form: *form, codes: *codes, scales: *scales, output }.into()];
             }
         };
         let Some(communicator) = self.ranks.over(of.rest) else { return Vec::new() };

@@ -310,8 +310,8 @@ operations! {
         CountLoad,
         /// The bias of the choice of experts.
         UpdateSelectionBias,
-        /// Values of weights in 4 bits.
-        Nf4Values,
+        /// Values of weights that lie as codes.
+        CodedValues,
         /// Softmax and cross-entropy, forward and backward.
         CrossEntropy,
         /// Cross-entropy over a part of the vocabulary, before the gather: three numbers per row.

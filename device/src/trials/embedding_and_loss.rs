@@ -1,8 +1,8 @@
 //! Trials of the operations at a model's ends: embedding and losses.
 
 use crate::ops::{
-    ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, NF4_BLOCK, Nf4Values, PairLoss, Preference, SequenceShare,
+    CODE_BLOCK, CodeForm, CodedValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
+    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss, Preference, SequenceShare,
     VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
@@ -54,14 +54,16 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Ok(FirstValues { output, rounded, distribution, seed, stream, first, row, pitch }.into())
         }),
     );
-    add(
-        "nf4_values",
-        Box::new(move |b| {
-            let codes = b.input([padded_vocab, NF4_BLOCK / 2], DType::U8)?;
-            let scales = b.input([padded_vocab], DType::Bf16)?;
-            Ok(Nf4Values { codes, scales, output: b.output([padded_vocab, NF4_BLOCK], dtype)? }.into())
-        }),
-    );
+    for form in [CodeForm::Nf4, CodeForm::Int8] {
+        add(
+            &format!("coded_values, {form:?}"),
+            Box::new(move |b| {
+                let codes = b.input([padded_vocab, form.bytes(CODE_BLOCK)], DType::U8)?;
+                let scales = b.input([padded_vocab], DType::Bf16)?;
+                Ok(CodedValues { form, codes, scales, output: b.output([padded_vocab, CODE_BLOCK], dtype)? }.into())
+            }),
+        );
+    }
     add(
         "embedding backward, frozen table",
         Box::new(move |b| {

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::ops::Preference;
+use device::ops::{CodeForm, Preference};
 use device::{DType, Shape, Tensor};
 use parallel::{Axis, Place, Ranks};
 
@@ -147,9 +147,9 @@ impl Architecture {
         self
     }
 
-    /// The same model, but frozen weights of blocks lie in 4 bits; see [`ParamSpec::nf4`].
-    pub fn frozen_in_4_bits(mut self) -> Architecture {
-        self.specs.iter_mut().for_each(|spec| spec.nf4 = spec.frozen && spec.is_block_weight);
+    /// The same model, but frozen weights of blocks lie as codes; see [`ParamSpec::codes`].
+    pub fn frozen_as_codes(mut self, form: CodeForm) -> Architecture {
+        self.specs.iter_mut().for_each(|spec| spec.codes = (spec.frozen && spec.is_block_weight).then_some(form));
         self
     }
 

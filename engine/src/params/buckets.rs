@@ -9,7 +9,7 @@ use parallel::Axes;
 use super::flat_layout::{ALIGNMENT, Bucket, part_of};
 use super::sharding::Sharding;
 use super::weight_memory::Home;
-use super::{Nf4Memory, Params, TiedCopy, grads_of, of_home};
+use super::{CodeMemory, Params, TiedCopy, grads_of, of_home};
 use crate::fp8::Fp8Param;
 
 /// A bucket in memory. Its gradients are reduced at once.
@@ -51,8 +51,8 @@ pub struct PartedWeights {
 pub enum WeightSource {
     /// The parts of all ranks, which are gathered.
     Parts(OwnedPart),
-    /// Their codes in 4 bits.
-    Nf4(Nf4Memory),
+    /// Their codes.
+    Codes(CodeMemory),
 }
 
 /// This rank's part of weights that are gathered.
@@ -112,8 +112,8 @@ impl Params {
             let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
             let in_turn = || of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]);
             let &Bucket { layer, home: Home { rest, sharding, .. }, .. } = bucket;
-            if let Some(nf4) = of_memory.nf4 {
-                let source = WeightSource::Nf4(nf4.part(bucket.weights_start, bucket.elements));
+            if let Some(codes) = of_memory.codes {
+                let source = WeightSource::Codes(codes.part(bucket.weights_start, bucket.elements));
                 return PartedWeights { layer, weights: in_turn(), source, rest, sharding };
             }
             let (weights, owned) = match bucket.home.memory.is_gathered() {

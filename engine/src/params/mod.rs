@@ -1,9 +1,9 @@
 //! The parameters of a model: their names, their memory, their first values.
 
 mod buckets;
+mod codes;
 mod flat_layout;
 mod masters;
-mod nf4;
 mod sharding;
 mod slab;
 mod spec;
@@ -15,19 +15,19 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{Fill, Move, NF4_BLOCK};
+use device::ops::{CODE_BLOCK, Fill, Move};
 use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor};
 use parallel::{Axes, Place, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
 pub use buckets::{BucketMemory, OwnedPart, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart, WeightSource};
+pub use codes::{CodeMemory, Codes};
 pub use flat_layout::OwnedRange;
 pub(crate) use flat_layout::{ALIGNMENT, part_of};
 use flat_layout::{FlatLayout, ParamOffsets, TURNS};
 pub use masters::MasterForm;
 use masters::{rounded, upload_masters};
-pub use nf4::{Nf4, Nf4Memory};
 pub use sharding::Sharding;
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
@@ -58,8 +58,8 @@ pub struct Param {
     pub owned: OwnedRange,
     /// Set if its products have 8-bit factors.
     pub fp8: Option<Fp8Param>,
-    /// Set if its values lie in 4 bits. `master` then has their codes.
-    pub nf4: Option<Nf4Memory>,
+    /// Set if its values lie as codes. `master` then is the memory of these.
+    pub codes: Option<CodeMemory>,
 }
 
 impl Param {
@@ -68,8 +68,8 @@ impl Param {
     /// # Errors
     /// Errors of the device.
     pub fn master_values(&self, device: &Device) -> Result<Vec<f32>> {
-        if let Some(nf4) = self.nf4 {
-            return nf4.values(device, self.weight.dtype);
+        if let Some(codes) = self.codes {
+            return codes.values(device, self.weight.dtype);
         }
         masters::download(device, &self.master, self.owned_weight)
     }
@@ -103,10 +103,10 @@ struct Weights {
     /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and
     /// for frozen weights.
     masters: Option<Tensor>,
-    /// Of gathered weights, and of those in 4 bits: the buffers that layers take turns in, each as large as the largest layer.
+    /// Of gathered weights, and of those that lie as codes: the buffers that layers take turns in, each as large as the largest layer.
     turns: Vec<Tensor>,
-    /// Set if the weights lie in 4 bits. `weights` then has their codes.
-    nf4: Option<Nf4Memory>,
+    /// Set if the weights lie as codes. `weights` then is the memory of these.
+    codes: Option<CodeMemory>,
 }
 
 impl Params {
@@ -144,9 +144,9 @@ impl Params {
         let mut passing = None;
         for index in indices {
             let spec = &self.specs[index];
-            if let Some(nf4) = self.params[index].nf4 {
+            if let Some(codes) = self.params[index].codes {
                 let passing = passing_area(device, &mut passing, &self.specs)?;
-                set_first_in_4_bits(&stream, (spec, nf4), passing, seed)?;
+                set_first_codes(&stream, (spec, codes), passing, seed)?;
                 continue;
             }
             for part in self.first_parts(index) {
@@ -233,7 +233,7 @@ impl Params {
     /// Out of memory.
     pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>) -> Result<Params> {
         // Such a model computes in 16 bits.
-        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, nf4: false, ..spec }).collect();
+        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, codes: None, ..spec }).collect();
         let ranks = Ranks::alone();
         let layout = FlatLayout::new(&specs, usize::MAX, &ranks);
         Params::allocate(device, specs, ranks, Axes::NONE, layout, false)
@@ -269,12 +269,12 @@ impl Params {
             match place.home.memory {
                 WeightMemory::Frozen(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
-                    Param { weight, master: weight, owned_weight: None, grad, owned_grad, owned, fp8: None, nf4: None }
+                    Param { weight, master: weight, owned_weight: None, grad, owned_grad, owned, fp8: None, codes: None }
                 }
-                WeightMemory::FrozenNf4(_) => {
+                WeightMemory::Coded(..) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
-                    let nf4 = of_memory.nf4.map(|all| all.part(place.flat, spec.shape.elements()));
-                    let master = nf4.map_or(weight, |own| own.codes);
+                    let codes = of_memory.codes.map(|all| all.part(place.flat, spec.shape.elements()));
+                    let master = codes.map_or(weight, |own| own.codes);
                     Param {
                         weight,
                         master,
@@ -283,7 +283,7 @@ impl Params {
                         owned_grad,
                         owned: OwnedRange::default(),
                         fp8: None,
-                        nf4,
+                        codes,
                     }
                 }
                 WeightMemory::Kept(_) => {
@@ -291,14 +291,14 @@ impl Params {
                     let owned_of = |shape| weight.view(owned.first, shape);
                     let owned_weight = masters.is_some().then(|| owned_of([owned.elements].into()));
                     let master = masters.unwrap_or_else(|| owned_of(shape));
-                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, nf4: None }
+                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, codes: None }
                 }
                 WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
                     let owned_weight = of_memory.weights.view(place.master, [owned.elements]);
                     let master = masters.unwrap_or(owned_weight);
                     let owned_weight = Some(owned_weight).filter(|own| masters.is_some() && !own.dtype.is_fp8());
-                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, nf4: None }
+                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, codes: None }
                 }
             }
         };
@@ -327,7 +327,7 @@ impl Params {
                 if owned.elements == 0 { Ok(()) } else { upload_masters(device, &master, part()) }
             }
             WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => self.set_owned(device, index, part()),
-            WeightMemory::FrozenNf4(_) => self.params[index].nf4.map_or(Ok(()), |nf4| nf4.set(device, values)),
+            WeightMemory::Coded(..) => self.params[index].codes.map_or(Ok(()), |codes| codes.set(device, values)),
         }
     }
 
@@ -404,7 +404,7 @@ impl Params {
         let (spec, owned) = (&self.specs[index], self.params[index].owned);
         let counted = spec.counted(&self.ranks, self.divided()).into_iter();
         let memory = self.layout.params[index].home.memory;
-        let has_all = [WeightMemory::Frozen(spec.dtype), WeightMemory::FrozenNf4(spec.dtype)].contains(&memory);
+        let has_all = matches!(memory, WeightMemory::Frozen(_) | WeightMemory::Coded(..));
         let owned = counted.map(|range| if has_all { range } else { owned.within(range) });
         owned.filter(|range| !range.is_empty()).collect()
     }
@@ -469,11 +469,16 @@ impl Weights {
         let memory = home.memory;
         let (dtype, owned) = (memory.dtype(), elements / part.count);
         let here = if memory.is_gathered() { owned } else { elements };
-        let is_nf4 = matches!(memory, WeightMemory::FrozenNf4(_));
-        let (here, stored) = if is_nf4 { (here / 2, DType::U8) } else { (here, dtype) };
+        let form = if let WeightMemory::Coded(_, form) = memory { Some(form) } else { None };
+        let (here, stored) = form.map_or((here, dtype), |form| (form.bytes(here), DType::U8));
         let weights = flat_in(MemoryOf::Device, "weights", here, stored)?;
-        let scales = is_nf4.then(|| flat_in(MemoryOf::Device, "weight scales", elements / NF4_BLOCK, DType::Bf16));
-        let nf4 = scales.transpose()?.map(|scales| Nf4Memory { codes: weights, scales });
+        let codes = match form {
+            None => None,
+            Some(form) => {
+                let scales = flat_in(MemoryOf::Device, "weight scales", elements / CODE_BLOCK, DType::Bf16)?;
+                Some(CodeMemory { form, codes: weights, scales })
+            }
+        };
         let has_masters = dtype != DType::F32 && !memory.is_frozen();
         let masters = has_masters.then(|| flat_in(home.masters, "master weights", owned, home.form.of_weights(dtype)));
         let masters = masters.transpose()?;
@@ -485,12 +490,12 @@ impl Weights {
                 turns.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
             }
         }
-        Ok(Weights { home, weights, masters, turns, nf4 })
+        Ok(Weights { home, weights, masters, turns, codes })
     }
 
     /// Bytes of the weights in their buffers, without masters.
     fn bytes(&self) -> usize {
-        let scales = self.nf4.iter().map(|nf4| &nf4.scales);
+        let scales = self.codes.iter().map(|codes| &codes.scales);
         [&self.weights].into_iter().chain(&self.turns).chain(scales).map(Tensor::bytes).sum()
     }
 }
@@ -529,14 +534,14 @@ fn first_values(
     Ok(here)
 }
 
-/// Gives a parameter in 4 bits its first values.
-fn set_first_in_4_bits(stream: &Stream, (spec, nf4): (&ParamSpec, Nf4Memory), passing: &Area, seed: u64) -> Result<()> {
+/// Gives a parameter that lies as codes its first values.
+fn set_first_codes(stream: &Stream, (spec, codes): (&ParamSpec, CodeMemory), passing: &Area, seed: u64) -> Result<()> {
     let all = spec.shape.elements();
     for first in (0..all).step_by(FIRST_VALUES) {
         let stored = first..all.min(first + FIRST_VALUES);
         let here = first_values(stream, (spec, &stored), passing, None, seed)?;
         stream.synchronize()?;
-        nf4.part(first, stored.len()).set(stream.device(), &stream.device().download::<f32>(&here)?)?;
+        codes.part(first, stored.len()).set(stream.device(), &stream.device().download::<f32>(&here)?)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use device::fnv1a;
-use device::ops::{Distribution, Fill, FirstValues, Op};
+use device::ops::{CodeForm, Distribution, Fill, FirstValues, Op};
 use device::{DType, Home, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
@@ -80,9 +80,9 @@ pub struct ParamSpec {
     pub frozen: bool,
     /// Ranks do not divide it: the step itself writes it.
     pub stays_whole: bool,
-    /// Its values lie in memory in 4 bits (NF4), and layers take turns in buffers with them as they read them. It is frozen, and
-    /// its rows, as this rank stores them, have a multiple of [`NF4_BLOCK`](device::ops::NF4_BLOCK) values.
-    pub nf4: bool,
+    /// Its values lie in memory as codes of this form, and layers take turns in buffers with them as they read them. It is frozen
+    /// then, and its rows, as this rank stores them, have a multiple of [`CODE_BLOCK`](device::ops::CODE_BLOCK) values.
+    pub codes: Option<CodeForm>,
 }
 
 impl ParamSpec {
@@ -111,7 +111,7 @@ impl ParamSpec {
             tied: None,
             frozen: false,
             stays_whole: false,
-            nf4: false,
+            codes: None,
         }
     }
 
@@ -141,7 +141,7 @@ impl ParamSpec {
     /// The same parameter, with masters and state divided over those of the ranks `over` that its gradient is summed
     /// over. A frozen one has neither; its weights may be divided.
     pub fn resting(mut self, ranks: &Ranks, over: Axes) -> ParamSpec {
-        let divides_nothing = self.nf4 || self.frozen && self.sharding < Sharding::Weights;
+        let divides_nothing = self.codes.is_some() || self.frozen && self.sharding < Sharding::Weights;
         self.spread.rest = if divides_nothing { Axes::NONE } else { self.spread.sums(ranks) & over };
         self
     }

@@ -2,6 +2,7 @@
 
 use device::DType;
 use device::Home as MemoryOf;
+use device::ops::CodeForm;
 use parallel::{Axes, Place, Ranks};
 
 use super::masters::MasterForm;
@@ -21,8 +22,8 @@ pub enum WeightMemory {
     Frozen(DType),
     /// A part as for [`WeightMemory::Gathered`], without masters: nothing updates it.
     GatheredFrozen(DType),
-    /// All, in 4 bits. Layers take turns in buffers with the values in this type, which are there while a layer runs.
-    FrozenNf4(DType),
+    /// All, as codes. Layers take turns in buffers with the values in this type, which are there while a layer runs.
+    Coded(DType, CodeForm),
 }
 
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
@@ -47,7 +48,7 @@ impl Home {
     pub(super) fn of(spec: &ParamSpec, ranks: &Ranks) -> Home {
         let rest = spec.spread.rest;
         // Each layer is a bucket, made anew for each use.
-        let sharding = if spec.nf4 { Sharding::Weights } else { spec.sharding };
+        let sharding = if spec.codes.is_some() { Sharding::Weights } else { spec.sharding };
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
         let memory = WeightMemory::of(spec, ranks.place(rest));
         Home { memory, rest, sharding, masters, form: spec.master_form, grads: spec.grad_type }
@@ -69,8 +70,8 @@ impl WeightMemory {
     /// masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8
     /// bits.
     fn of(spec: &ParamSpec, part: Place) -> WeightMemory {
-        if spec.nf4 {
-            return WeightMemory::FrozenNf4(spec.dtype);
+        if let Some(form) = spec.codes {
+            return WeightMemory::Coded(spec.dtype, form);
         }
         if spec.frozen {
             return if part.has_others() { WeightMemory::GatheredFrozen } else { WeightMemory::Frozen }(spec.dtype);
@@ -94,12 +95,12 @@ impl WeightMemory {
 
     /// Whether layers take turns in buffers with the weights.
     pub(super) fn takes_turns(self) -> bool {
-        self.is_gathered() || matches!(self, WeightMemory::FrozenNf4(_))
+        self.is_gathered() || matches!(self, WeightMemory::Coded(..))
     }
 
     /// Whether nothing updates them.
     pub(super) fn is_frozen(self) -> bool {
-        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::FrozenNf4(_))
+        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::Coded(..))
     }
 
     /// The type of the weights.
@@ -109,7 +110,7 @@ impl WeightMemory {
             | WeightMemory::Gathered(dtype)
             | WeightMemory::Frozen(dtype)
             | WeightMemory::GatheredFrozen(dtype)
-            | WeightMemory::FrozenNf4(dtype) => dtype,
+            | WeightMemory::Coded(dtype, _) => dtype,
         }
     }
 }

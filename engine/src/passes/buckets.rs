@@ -6,7 +6,7 @@
 //!
 //! The code gathers a layer's weights in its first forward, and divided ones in each forward and each backward. The
 //! pass begins the gather with the layer that runs before in the same chunk. A chunk's first one is on the queue too. The
-//! values of frozen weights in 4 bits are made as divided weights are gathered.
+//! values of frozen weights that lie as codes are made as divided weights are gathered.
 //!
 //! These transfers have a queue of their own, one after the other. If layers or chunks have graphs of their own, a graph
 //! waits at its end for the transfers that began in it: no work may go on past the end of a graph.

@@ -1,8 +1,10 @@
 //! Adapters of frozen linear layers: the same bits in every setting.
 
+use device::ops::CodeForm;
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::{BalanceGroup, Experts, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
+use engine::params::CodeMemory;
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
@@ -138,7 +140,7 @@ fn adapters_that_begin_at_zero_change_nothing_and_the_frozen_weights_stay() {
 }
 
 /// A Qwen3 with experts in every other block, whose rows are whole blocks of codes.
-fn for_4_bits(precision: Precision) -> GptShape {
+fn with_blocks_of_codes(precision: Precision) -> GptShape {
     let shape = tiny_qwen3_moe(0.0, precision);
     let experts = shape.experts.map(|experts| Experts { ffn: 64, ..experts });
     let sizes = GptShape { hidden: 64, heads: 4, kv_heads: 2, head_dim: Some(16), ffn: 128, experts, ..shape };
@@ -147,41 +149,36 @@ fn for_4_bits(precision: Precision) -> GptShape {
 
 /// Training on codes is training on the values that they stand for, which are there while a layer runs.
 #[test]
-fn a_frozen_base_in_4_bits_has_the_bits_of_a_base_with_its_values() {
-    for precision in [Precision::F32, Precision::Bf16] {
-        let shape = for_4_bits(precision);
-        let run = |options, nf4| Run { nf4, steps: 2, ..run(&shape, 1, options) };
-        let in_4_bits = |run: Run| {
-            let device = run.device();
-            let stage = run.stage(&device);
-            let values: Vec<Vec<f32>> =
-                stage.params().iter().map(|(_, param)| param.master_values(&device).unwrap()).collect();
-            (values, train(run))
+fn a_frozen_base_of_codes_has_the_bits_of_a_base_with_their_values() {
+    for (form, precision) in [(CodeForm::Nf4, Precision::F32), (CodeForm::Nf4, Precision::Bf16), (CodeForm::Int8, Precision::Bf16)] {
+        let shape = with_blocks_of_codes(precision);
+        let run = |options, codes| Run { codes, steps: 2, ..run(&shape, 1, options) };
+        let of_codes = run(off(), Some(form));
+        let device = of_codes.device();
+        let mut stage = of_codes.stage(&device);
+        let values: Vec<Vec<f32>> =
+            stage.params().iter().map(|(_, param)| param.master_values(&device).unwrap()).collect();
+        // Four or eight bits a weight, and a scale of 16 bits for 64.
+        let codes = |of: fn(&CodeMemory) -> usize| -> usize {
+            stage.params().iter().filter_map(|(_, param)| param.codes.as_ref().map(of)).sum()
         };
-        let (values, codes) = in_4_bits(run(off(), true));
-        let plain = {
-            let run = run(off(), false);
-            let device = run.device();
-            let mut stage = run.stage(&device);
-            values.iter().enumerate().for_each(|(index, values)| stage.params().set(&device, index, values).unwrap());
-            train_stage(&run, &device, &mut stage)
-        };
-        assert!(codes == plain, "{precision:?}: {:?} and {:?}", codes.0, plain.0);
+        let coded = stage.params().specs.iter().filter(|spec| spec.codes.is_some());
+        let coded: usize = coded.map(|spec| spec.shape.elements()).sum();
+        assert!(coded > 0 && codes(|of| of.codes.bytes()) == form.bytes(coded));
+        assert_eq!(codes(|of| of.scales.bytes()), coded / 32);
+        let trained = train_stage(&of_codes, &device, &mut stage);
+
+        let plain = run(off(), None);
+        let device = plain.device();
+        let mut stage = plain.stage(&device);
+        values.iter().enumerate().for_each(|(index, values)| stage.params().set(&device, index, values).unwrap());
+        let with_values = train_stage(&plain, &device, &mut stage);
+        assert!(trained == with_values, "{form:?} {precision:?}: {:?} and {:?}", trained.0, with_values.0);
         for (setting, options) in all_settings() {
-            assert!(train(run(options, true)) == codes, "{precision:?}, {setting}");
+            assert!(train(run(options, Some(form))) == trained, "{form:?} {precision:?}, {setting}");
         }
-        let again = Run { recompute: Some(2), ..run(GraphOptions::default(), true) };
-        assert!(train(again) == codes, "{precision:?}, recomputed");
-        // Four bits a weight and a scale of 16 for 64, in place of 16 or 32, and two layers as they are read.
-        let stage = run(off(), true).stage(&run(off(), true).device());
-        let nf4: usize = stage.params().specs.iter().filter(|spec| spec.nf4).map(|spec| spec.shape.elements()).sum();
-        let bytes: usize = stage
-            .params()
-            .iter()
-            .filter_map(|(_, param)| param.nf4)
-            .map(|nf4| nf4.codes.bytes() + nf4.scales.bytes())
-            .sum();
-        assert_eq!(bytes, nf4 / 2 + nf4 / 32);
+        let again = Run { recompute: Some(2), ..run(GraphOptions::default(), Some(form)) };
+        assert!(train(again) == trained, "{form:?} {precision:?}, recomputed");
     }
 }
 

@@ -385,7 +385,7 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     (
         8,
         "parallel.expert=2 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.lora_rank=4 model.ffn=128 \
-         precision.frozen_weights=nf4 cuda_graph.enable=true model.lora_target_modules=[\"k_proj\",\"w2\"]",
+         precision.frozen_weights=int8 cuda_graph.enable=true model.lora_target_modules=[\"k_proj\",\"w2\"]",
     ),
 ];
 

@@ -1,14 +1,14 @@
 //! The small model of a run: its sizes shrink, its features and the remainders of its divisions stay.
 
 use common::UserError;
-use device::ops::NF4_BLOCK;
+use device::ops::CODE_BLOCK;
 use engine::fp8::Fp8Recipe;
 use engine::model::ContextTransfers;
 use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, FrozenWeights, GradReduce, GraphScope,
+    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope,
     ModelKind, MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice,
     TokenDropPolicy,
 };
@@ -134,11 +134,11 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
     let [small_ranks, context, expert_ranks] = [Axis::Tensor, Axis::Context, Axis::Expert].map(|axis| mesh.size(axis));
     let has_8_bits = config.precision.fp8 != Fp8Choice::None;
     let has_blocks = has_8_bits && config.precision.fp8_recipe == Fp8Recipe::Blockwise;
-    let has_codes = config.precision.frozen_weights != FrozenWeights::Compute;
+    let has_codes = config.precision.frozen_weights.codes().is_some();
     let RunConfig { model, data, parallel, .. } = config;
     // Sizes of 8-bit products are multiples of 16, and rows of codes have blocks.
     let (token_unit, unit) = match (has_8_bits, has_codes) {
-        (_, true) => (1, NF4_BLOCK),
+        (_, true) => (1, CODE_BLOCK),
         (true, _) => (16, 16),
         _ => (1, 1),
     };

@@ -1,7 +1,7 @@
 //! The tensors of a checkpoint that a rank has, and their places in memory.
 
 use device::{DType, Tensor};
-use engine::params::{Nf4Memory, Param, Params, Slab};
+use engine::params::{CodeMemory, Param, Params, Slab};
 use engine::step::Stage;
 
 use super::data_type::DataType;
@@ -57,7 +57,7 @@ impl LocalTensor {
         let dtype = match self.memory {
             SlabMemory::Values(values) => values.dtype,
             SlabMemory::Remainders { .. } => DType::F32,
-            SlabMemory::Nf4 { dtype, .. } => dtype,
+            SlabMemory::Codes { dtype, .. } => dtype,
         };
         if dtype == DType::Bf16 { DataType::Bf16 } else { DataType::F32 }
     }
@@ -70,15 +70,15 @@ pub(super) enum SlabMemory {
     Values(Tensor),
     /// Of f32 master weights: that of weights in bf16, and of the remainders of their masters.
     Remainders { weights: Tensor, remainders: Tensor },
-    /// Codes of 4 bits, of values that layers read in this type.
-    Nf4 { codes: Nf4Memory, dtype: DType },
+    /// Codes of values that layers read in this type.
+    Codes { codes: CodeMemory, dtype: DType },
 }
 
 impl SlabMemory {
     /// Of a parameter's weights: its masters if it has some.
     fn of_weights(param: &Param) -> SlabMemory {
-        match (param.nf4, param.master.dtype, param.owned_weight) {
-            (Some(codes), ..) => SlabMemory::Nf4 { codes, dtype: param.weight.dtype },
+        match (param.codes, param.master.dtype, param.owned_weight) {
+            (Some(codes), ..) => SlabMemory::Codes { codes, dtype: param.weight.dtype },
             (None, DType::U16, Some(weights)) => SlabMemory::Remainders { weights, remainders: param.master },
             _ => SlabMemory::Values(param.master),
         }
@@ -92,7 +92,7 @@ impl SlabMemory {
             SlabMemory::Remainders { weights, remainders } => {
                 SlabMemory::Remainders { weights: of(weights), remainders: of(remainders) }
             }
-            SlabMemory::Nf4 { codes, dtype } => SlabMemory::Nf4 { codes: codes.part(first, count), dtype },
+            SlabMemory::Codes { codes, dtype } => SlabMemory::Codes { codes: codes.part(first, count), dtype },
         }
     }
 
@@ -101,7 +101,7 @@ impl SlabMemory {
         match self {
             SlabMemory::Values(values) => values.elements(),
             SlabMemory::Remainders { weights, .. } => weights.elements(),
-            SlabMemory::Nf4 { codes, .. } => 2 * codes.codes.elements(),
+            SlabMemory::Codes { codes, .. } => codes.elements(),
         }
     }
 
@@ -109,7 +109,7 @@ impl SlabMemory {
         let (first, second) = match self {
             SlabMemory::Values(values) => (values, None),
             SlabMemory::Remainders { weights, remainders } => (weights, Some(remainders)),
-            SlabMemory::Nf4 { codes: Nf4Memory { codes, scales }, .. } => (codes, Some(scales)),
+            SlabMemory::Codes { codes: CodeMemory { codes, scales, .. }, .. } => (codes, Some(scales)),
         };
         [first].into_iter().chain(second)
     }

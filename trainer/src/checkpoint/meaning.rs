@@ -5,7 +5,7 @@ use std::path::Path;
 use common::{Choice, UserError};
 
 use super::file::Single;
-use crate::config::{ConfigSources, FrozenWeights, ModelConfig, ModelKind, PositionEmbedding, RunConfig};
+use crate::config::{ConfigSources, ModelConfig, ModelKind, PositionEmbedding, RunConfig};
 use crate::families::MOST_LAYERS;
 
 /// Compares the run of the checkpoint in `folder` with `ours`; `theirs` is the checkpoint's configuration. An unreadable
@@ -27,15 +27,12 @@ pub(super) fn other_run(folder: &Path, theirs: &str, ours: &RunConfig) -> Result
             format!("set [model] as in {}, or another checkpoint.dir", folder.join(Single::Config.word()).display()),
         ));
     }
-    let forms = [&theirs, ours].map(|run| run.precision.frozen_weights);
-    if forms == [FrozenWeights::Compute, FrozenWeights::Nf4] {
+    let [before, now] = [&theirs, ours].map(|run| run.precision.frozen_weights);
+    if now.codes().is_some() && now != before {
         return Err(UserError::new(
-            format!(
-                "precision.frozen_weights = \"nf4\" with checkpoint {}, whose run had whole ones",
-                folder.display()
-            ),
+            format!("precision.frozen_weights = \"{now}\" with checkpoint {}, whose run had \"{before}\"", folder.display()),
             "a run goes on with the weights that it has",
-            "leave --frozen-weights out, or set another checkpoint.dir",
+            format!("set precision.frozen_weights = \"{before}\", or another checkpoint.dir"),
         ));
     }
     if ours.dpo.references_in_step() && !theirs.dpo.references_in_step() {

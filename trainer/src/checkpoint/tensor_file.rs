@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use device::ops::join_master;
 use device::{DType, Device, Element, HostCopy, Tensor, bf16};
-use engine::params::{Nf4, Nf4Memory, Slab};
+use engine::params::{CodeMemory, Codes, Slab};
 use launch::watch::activity::Activity;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -198,8 +198,8 @@ fn content(slab: SlabMemory, source: &impl Source) -> device::Result<Content> {
             let joined = weights.into_iter().zip(remainders).map(|(weight, rest)| join_master(weight, rest));
             Arc::new(Downloaded(joined.collect::<Vec<f32>>()))
         }
-        SlabMemory::Nf4 { codes: Nf4Memory { codes, scales }, dtype } => {
-            let values = Nf4 { codes: source.values(&codes)?, scales: source.values(&scales)? }.values();
+        SlabMemory::Codes { codes: CodeMemory { form, codes, scales }, dtype } => {
+            let values = Codes { form, codes: source.values(&codes)?, scales: source.values(&scales)? }.values();
             match dtype {
                 DType::Bf16 => Arc::new(Downloaded(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>())),
                 _ => Arc::new(Downloaded(values)),

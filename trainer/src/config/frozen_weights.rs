@@ -1,7 +1,7 @@
-//! Frozen weights in 4 bits, and what they go with.
+//! Frozen weights that lie as codes, and what they go with.
 
 use common::UserError;
-use device::ops::NF4_BLOCK;
+use device::ops::CODE_BLOCK;
 use engine::model::GptShape;
 use engine::params::Sharding;
 use parallel::Axis;
@@ -10,9 +10,9 @@ use crate::config::checks::require;
 use crate::config::freeze_plan::FrozenNames;
 use crate::config::model_plan::ModelPlan;
 use crate::config::parallel_plan::ParallelPlan;
-use crate::config::{Fp8Choice, FrozenWeights, RunConfig};
+use crate::config::{Fp8Choice, RunConfig};
 
-/// Fails on frozen weights in 4 bits that a run cannot have.
+/// Fails on frozen weights as codes that a run cannot have.
 ///
 /// # Errors
 /// Names the setting that does not go with them.
@@ -22,7 +22,8 @@ pub(crate) fn check_frozen_weights(
     parallel: &ParallelPlan,
     frozen: &FrozenNames,
 ) -> Result<(), UserError> {
-    if config.precision.frozen_weights == FrozenWeights::Compute {
+    let form = config.precision.frozen_weights;
+    if form.codes().is_none() {
         return Ok(());
     }
     let of_blocks = model.architecture().specs.into_iter().filter(|spec| spec.is_block_weight);
@@ -37,7 +38,7 @@ pub(crate) fn check_frozen_weights(
         (
             config.precision.fp8 != Fp8Choice::None,
             format!("precision.fp8 = \"{}\"", config.precision.fp8),
-            "products read the values of 4 bits in 16 or 32",
+            "products read the values of codes in 16 or 32 bits",
             "set precision.fp8 = \"none\"",
         ),
         (
@@ -53,15 +54,15 @@ pub(crate) fn check_frozen_weights(
             "leave out --cuda-graph-overlap-microbatches",
         ),
     ] {
-        let what = format!("precision.frozen_weights = \"{}\" with {with}", config.precision.frozen_weights);
+        let what = format!("precision.frozen_weights = \"{form}\" with {with}");
         require(!excludes, || UserError::new(what, rule, fix))?;
     }
     let ModelPlan::Gpt(shape) = model else { return Ok(()) };
-    match widths(shape, parallel).into_iter().find(|(_, width)| !width.is_multiple_of(NF4_BLOCK)) {
+    match widths(shape, parallel).into_iter().find(|(_, width)| !width.is_multiple_of(CODE_BLOCK)) {
         None => Ok(()),
         Some((what, width)) => Err(UserError::new(
-            format!("precision.frozen_weights = \"nf4\" with rows of {width} values ({what})"),
-            format!("{NF4_BLOCK} values of a row share a scale, on each rank"),
+            format!("precision.frozen_weights = \"{form}\" with rows of {width} values ({what})"),
+            format!("{CODE_BLOCK} values of a row share a scale, on each rank"),
             "divide layers over fewer ranks, or set precision.frozen_weights = \"compute\"",
         )),
     }
@@ -91,7 +92,7 @@ mod tests {
     use crate::config::plan::RunPlan;
 
     #[test]
-    fn codes_of_4_bits_are_refused_by_what_does_not_go_with_them() {
+    fn codes_are_refused_by_what_does_not_go_with_them() {
         let problem = |settings: &[&str]| {
             let mut sources = ConfigSources::default();
             let common = ["precision.frozen_weights=nf4", "model.preset=tiny-llama", "model.ffn=192"];

@@ -27,7 +27,7 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::{ParallelPlan, StateOnHost};
 use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, FrozenWeights, PositionEmbedding, RunConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -218,9 +218,9 @@ impl RunPlan {
     pub fn architecture(&self, tensor: &TensorParallel, rank: usize) -> Architecture {
         let part = self.model.part(tensor.clone(), self.layers(rank)).with_sample(self.sample_row());
         let part = part.freeze(|name| self.frozen.has(name));
-        match self.config.precision.frozen_weights {
-            FrozenWeights::Compute => part,
-            FrozenWeights::Nf4 => part.frozen_in_4_bits(),
+        match self.config.precision.frozen_weights.codes() {
+            None => part,
+            Some(form) => part.frozen_as_codes(form),
         }
     }
 

@@ -7,7 +7,7 @@ mod layout;
 use std::rc::Rc;
 
 use device::cuda::CudaOptions;
-use device::ops::{NormKind, Rule};
+use device::ops::{CodeForm, NormKind, Rule};
 use device::{DType, Device, HostOptions, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
@@ -209,8 +209,8 @@ pub struct Run {
     pub moments: MomentTypes,
     /// Whether a parameter keeps its values, by name.
     pub frozen: fn(&str) -> bool,
-    /// Frozen weights of blocks lie in 4 bits.
-    pub nf4: bool,
+    /// Frozen weights of blocks lie as codes of this form.
+    pub codes: Option<CodeForm>,
     /// Code that runs in forward.
     pub hooks: Hooks,
     /// Evaluations keep the loss of each token.
@@ -265,7 +265,7 @@ impl Run {
             skip_step: None,
             moments: MomentTypes::default(),
             frozen: |_| false,
-            nf4: false,
+            codes: None,
             hooks: Hooks::default(),
             keeps_losses: false,
             left_out: Vec::new(),
@@ -345,7 +345,10 @@ impl Run {
             left_out: self.left_out.clone(),
         };
         let architecture = architecture.freeze(self.frozen);
-        let architecture = if self.nf4 { architecture.frozen_in_4_bits() } else { architecture };
+        let architecture = match self.codes {
+            Some(form) => architecture.frozen_as_codes(form),
+            None => architecture,
+        };
         Stage::new(device, &architecture, options)
     }
 

@@ -162,10 +162,10 @@ pub(super) const NAMES: &[OtherName] = &[
     without("use_dora", ONE_LORA, NOT_HERE),
     if_true("load_in_4bit", "--frozen-weights nf4", ("precision.frozen_weights", "nf4")),
     becomes("bnb_4bit_quant_type", "--frozen-weights nf4", quant_type),
-    without("load_in_8bit", "frozen weights are f32, bf16 or NF4", "--frozen-weights nf4"),
+    becomes("load_in_8bit", "--frozen-weights int8", in_8_bits),
     without("use_bnb_nested_quant", "scales of blocks are bf16, without a second scale", OUT),
     without("bnb_4bit_use_double_quant", "scales of blocks are bf16, without a second scale", OUT),
-    without("bnb_*", "values of 4 bits are made in the type of --compute", OUT),
+    without("bnb_*", "values of codes are made in the type of --compute", OUT),
     without("label_smoothing_factor", PLAIN_LOSS, NOT_HERE),
     without("neftune_noise_alpha", "embeddings have no noise", "--hidden-dropout"),
     without("average_tokens_across_devices", "the loss is the mean over the tokens of all ranks", OUT),
@@ -421,6 +421,13 @@ fn packing(value: &Value, _: &Settings) -> Made {
         true => {
             Err("text is always packed; conversations are with data.sft_packing, the most of them in a sample".into())
         }
+        false => none(),
+    }
+}
+
+fn in_8_bits(value: &Value, _: &Settings) -> Made {
+    match is_true(value) {
+        true => Ok(vec![set_as("precision.frozen_weights", "int8", "each 64 neighbours share a scale, not each row")]),
         false => none(),
     }
 }

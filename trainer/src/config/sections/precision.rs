@@ -1,6 +1,7 @@
 //! The section `precision`.
 
 use common::choice;
+use device::ops::CodeForm;
 use engine::fp8::Fp8Recipe;
 use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
@@ -23,8 +24,21 @@ choice! {
     pub enum FrozenWeights {
         /// In the type that layers compute in.
         Compute = "compute",
-        /// In 4 bits: see [`Nf4`](engine::params::Nf4).
+        /// As codes of 4 bits: see [`CodeForm::Nf4`].
         Nf4 = "nf4",
+        /// As codes of 8 bits: see [`CodeForm::Int8`].
+        Int8 = "int8",
+    }
+}
+
+impl FrozenWeights {
+    /// The form of codes; `None` if they are no codes.
+    pub fn codes(self) -> Option<CodeForm> {
+        match self {
+            FrozenWeights::Compute => None,
+            FrozenWeights::Nf4 => Some(CodeForm::Nf4),
+            FrozenWeights::Int8 => Some(CodeForm::Int8),
+        }
     }
 }
 

@@ -1,0 +1,24 @@
+//! Weights that lie as codes.
+
+use crate::Result;
+use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::ops::shape::over_packs;
+use crate::cuda::{KernelOperation, Queue};
+use crate::ops::{CodeForm, CodedValues};
+
+/// Values that a thread computes at a time; `VALUES` in `device/kernels/codes.cu`.
+const VALUES: usize = 8;
+
+impl KernelOperation for CodedValues {
+    const FILES: &'static [KernelFile] = &[kernel_file!("codes.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let packs = self.output.elements() / VALUES;
+        let arguments = [self.codes.into(), self.scales.into(), self.output.into(), Arg::U64(packs as u64)];
+        let form = match self.form {
+            CodeForm::Nf4 => "nf4",
+            CodeForm::Int8 => "int8",
+        };
+        queue.launch(&format!("{form}_values_{}", self.output.dtype), over_packs(packs, queue), &arguments)
+    }
+}
