@@ -2,6 +2,7 @@
 
 mod buckets;
 mod codes;
+mod first_values;
 mod flat_layout;
 mod masters;
 mod sharding;
@@ -15,8 +16,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::{CODE_BLOCK, Fill, Move};
-use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor};
+use device::ops::CODE_BLOCK;
+use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Tensor};
 use parallel::{Axes, Place, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
@@ -134,97 +135,10 @@ impl Params {
         Ok(all)
     }
 
-    /// Fills parameters with their first values, on a stream of its own, and waits for the device.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub fn set_first(&self, device: &Device, indices: impl IntoIterator<Item = usize>, seed: u64) -> Result<()> {
-        let stream = device.stream("first values");
-        // Kept until all work is done.
-        let mut passing = None;
-        for index in indices {
-            let spec = &self.specs[index];
-            if let Some(codes) = self.params[index].codes {
-                let passing = passing_area(device, &mut passing, &self.specs)?;
-                set_first_codes(&stream, (spec, codes), passing, seed)?;
-                continue;
-            }
-            for part in self.first_parts(index) {
-                // The weights of other ranks too are rounded as masters with remainders are.
-                if self.is_on_host(part.output) || self.params[index].master.dtype == DType::U16 {
-                    let passing = passing_area(device, &mut passing, &self.specs)?;
-                    self.set_first_by_way(&stream, (spec, &part), passing, seed)?;
-                    continue;
-                }
-                for slab in spec.slabs.iter().flat_map(|slab| slab.within(part.stored.clone())) {
-                    let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
-                    let (output, rounded) = (within(part.output), part.rounded.map(within));
-                    spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
-                }
-            }
-        }
-        device.synchronize()
-    }
-
-    /// Fills masters with their first values, by way of memory of the device: masters on the host, and remainders with the
-    /// weights that they complete, which the host makes.
-    fn set_first_by_way(
-        &self,
-        stream: &Stream,
-        (spec, part): (&ParamSpec, &FirstPart),
-        passing: &Area,
-        seed: u64,
-    ) -> Result<()> {
-        for first in part.stored.clone().step_by(FIRST_VALUES) {
-            let stored = first..part.stored.end.min(first + FIRST_VALUES);
-            let at = first - part.stored.start;
-            let weights = part.rounded.filter(|_| part.output.dtype == DType::F32);
-            let weights = weights.map(|all| all.view(at, [stored.len()]));
-            let here = first_values(stream, (spec, &stored), passing, weights, seed)?;
-            let output = part.output.view(at, [stored.len()]);
-            match (output.dtype, part.rounded) {
-                (DType::U16, Some(weights)) => {
-                    stream.synchronize()?;
-                    let device = stream.device();
-                    let values: Vec<f32> = device.download(&here)?;
-                    device.upload(&weights.view(at, [stored.len()]), &rounded(&values, output.dtype))?;
-                    upload_masters(device, &output, &values)?;
-                }
-                (DType::Bf16, _) => {
-                    stream.synchronize()?;
-                    let device = stream.device();
-                    let values: Vec<f32> = device.download(&here)?;
-                    device.upload(&output, &rounded(&values, DType::U16))?;
-                }
-                _ => stream.submit(Move { input: here, output })?,
-            }
-        }
-        Ok(())
-    }
-
     /// Whether a tensor is one of master weights on the host.
     pub(crate) fn is_on_host(&self, tensor: Tensor) -> bool {
         let of_host = self.weights.iter().filter(|weights| weights.home.masters == MemoryOf::Host);
         of_host.filter_map(|weights| weights.masters).any(|masters| masters.buffer == tensor.buffer)
-    }
-
-    /// The ranges of a parameter that have first values, each in one place.
-    fn first_parts(&self, index: usize) -> Vec<FirstPart> {
-        let Param { weight, master, owned_weight, owned, .. } = self.params[index];
-        let (owned, all) = (owned.range(), weight.elements());
-        let own = FirstPart { stored: owned.clone(), output: master, rounded: owned_weight };
-        let of_weight = |stored: Range<usize>| {
-            let output = weight.view(stored.start, [stored.len()]);
-            FirstPart { stored, output, rounded: None }
-        };
-        let memory = self.layout.params[index].home.memory;
-        let parts = match (self.layout.params[index].is_gathered, memory) {
-            (true, _) => vec![own],
-            (_, WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(_)) => vec![of_weight(0..all)],
-            // Masters are of the owned part alone.
-            _ => vec![of_weight(0..owned.start), own, of_weight(owned.end..all)],
-        };
-        parts.into_iter().filter(|part| !part.stored.is_empty()).collect()
     }
 
     /// Allocates weights alone, for a model that is not trained. They are zero until they are [set](Params::set).
@@ -500,52 +414,6 @@ impl Weights {
     }
 }
 
-/// The first values that are made at once, if they go by way of memory that passes.
-const FIRST_VALUES: usize = 16 << 20;
-
-/// The memory that first values pass through, allocated once.
-fn passing_area<'a>(device: &Device, passing: &'a mut Option<Area>, specs: &[ParamSpec]) -> Result<&'a Area> {
-    if passing.is_none() {
-        let largest = specs.iter().map(|spec| spec.shape.elements()).max().unwrap_or(0);
-        *passing = Some(device.allocate("first values", largest.min(FIRST_VALUES) * DType::F32.size())?);
-    }
-    match passing {
-        Some(area) => Ok(area),
-        None => unreachable!("it was allocated"),
-    }
-}
-
-/// Makes the first values of these elements of a parameter, f32, in memory that passes, and rounded ones if there is memory for
-/// them.
-fn first_values(
-    stream: &Stream,
-    (spec, stored): (&ParamSpec, &Range<usize>),
-    passing: &Area,
-    rounded: Option<Tensor>,
-    seed: u64,
-) -> Result<Tensor> {
-    let here = passing.tensor("first values", 0, [stored.len()], DType::F32);
-    stream.submit(Fill { output: here, value: 0.0 })?;
-    for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
-        let within = |tensor: Tensor| tensor.view(slab.start - stored.start, [slab.elements()]);
-        let ops = spec.init_slab(&slab, seed, within(here), rounded.map(within));
-        ops.into_iter().try_for_each(|op| stream.submit(op))?;
-    }
-    Ok(here)
-}
-
-/// Gives a parameter that lies as codes its first values.
-fn set_first_codes(stream: &Stream, (spec, codes): (&ParamSpec, CodeMemory), passing: &Area, seed: u64) -> Result<()> {
-    let all = spec.shape.elements();
-    for first in (0..all).step_by(FIRST_VALUES) {
-        let stored = first..all.min(first + FIRST_VALUES);
-        let here = first_values(stream, (spec, &stored), passing, None, seed)?;
-        stream.synchronize()?;
-        codes.part(first, stored.len()).set(stream.device(), &stream.device().download::<f32>(&here)?)?;
-    }
-    Ok(())
-}
-
 /// All gradients of a type, of `main_grad`.
 fn grads_of(all: Tensor, layout: &FlatLayout, dtype: DType) -> Tensor {
     match dtype {
@@ -564,13 +432,4 @@ fn of_home(weights: &[Weights], home: Home) -> &Weights {
         Some(weights) => weights,
         None => unreachable!("no parameter has its weights in {home:?}"),
     }
-}
-
-/// Stored elements of a parameter, and where their first values go.
-struct FirstPart {
-    stored: Range<usize>,
-    /// The masters, or weights without masters.
-    output: Tensor,
-    /// The weights of these masters.
-    rounded: Option<Tensor>,
 }

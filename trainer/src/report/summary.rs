@@ -135,9 +135,13 @@ fn fp8(config: &RunConfig) -> String {
 }
 
 fn weights(plan: &RunPlan, stage: &Stage) -> String {
-    let (params, compute) = (stage.params(), plan.config.precision.compute);
+    let (params, precision) = (stage.params(), &plan.config.precision);
+    let compute = precision.compute;
     let frozen = match params.frozen_bytes() {
         0 => String::new(),
+        frozen if precision.frozen_weights.codes().is_some() => {
+            format!(", {} frozen ({})", bytes(frozen), precision.frozen_weights)
+        }
         frozen => format!(", {} frozen", bytes(frozen)),
     };
     let (grads, weights) = (bytes(params.grads.bytes()), params.weight_bytes() - params.frozen_bytes());
