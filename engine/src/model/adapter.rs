@@ -45,8 +45,10 @@ impl Lora {
 
     /// Those of the first layer of a feed-forward layer. It packs so many matrices: the last is [`LoraTarget::Up`].
     pub(crate) fn of_up(&self, groups: usize) -> Option<AdapterSpec> {
-        let all = [LoraTarget::Gate, LoraTarget::Up];
-        self.spec(self.single(&all[all.len() - groups..]), 2)
+        let each = [LoraTarget::Gate, LoraTarget::Up];
+        let is_one = groups > 1 && self.has(LoraTarget::GateUp);
+        let groups = if is_one { vec![0..groups] } else { self.single(&each[each.len() - groups..]) };
+        self.spec(groups, 2)
     }
 
     /// Those of the last layer of a feed-forward layer.

@@ -13,6 +13,8 @@ pub enum LoraTarget {
     QueryKeyValue,
     /// The projection after attention.
     AttentionOutput,
+    /// The gate of a gated feed-forward layer, and its matrix of the gated values, as one matrix.
+    GateUp,
     /// The gate of a gated feed-forward layer.
     Gate,
     /// The feed-forward layer's first matrix; of a gated one the matrix of the gated values.

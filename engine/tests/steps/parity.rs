@@ -475,14 +475,15 @@ fn adapters_of_a_gpt_agree_with_pytorch_in_losses_gradients_and_final_weights() 
 
 #[test]
 fn adapters_of_packed_projections_agree_with_transformers_in_losses_gradients_and_final_weights() {
-    use LoraTarget::{Gate, Key, Query, Up, Value};
+    use LoraTarget::{Down, Gate, GateUp, Key, Query, Up, Value};
     let shape = tiny_qwen3(0.0, Precision::F32);
     by_lora("qwen3-lora", "qwen3", &F32, shape.clone(), &all_targets(&shape));
     by_lora("qwen3-lora-qv", "qwen3", &F32, shape, &[Query, Value]);
     by_lora("qwen2-lora-k-up", "qwen2", &F32, tiny_qwen2(0.0, Precision::F32), &[Key, Up]);
     let experts = tiny_qwen3_moe(0.0, Precision::F32);
     by_lora("qwen3moe-lora", "qwen3moe", &F32, experts.clone(), &all_targets(&experts));
-    by_lora("qwen3moe-lora-gate", "qwen3moe", &F32, experts, &[Gate]);
+    by_lora("qwen3moe-lora-gate", "qwen3moe", &F32, experts.clone(), &[Gate]);
+    by_lora("qwen3moe-lora-packed", "qwen3moe", &F32, experts, &[GateUp, Down]);
 }
 
 #[test]

@@ -17,6 +17,10 @@ pub const TOKENS: [i32; 11] = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 264];
 const MIXTURE: &str = "qwen3-30b-a3b --layers 2 --hidden-size 32 --heads 4 --kv-heads 2 --head-dim 8 --ffn 48 --expert-ffn 24 \
                        --experts 4 --experts-per-token 2 --expert-pattern [0,1] --seq-length 32";
 
+/// A small gpt-oss.
+const GPT_OSS: &str = "gpt-oss-20b --layers 2 --hidden-size 32 --heads 4 --kv-heads 2 --head-dim 8 --ffn 24 --experts 4 \
+                       --experts-per-token 2 --seq-length 32";
+
 /// The values of a tensor of a file, f32.
 pub fn values(path: &Path, name: &str) -> Vec<f32> {
     let bytes = std::fs::read(path).unwrap();
@@ -56,6 +60,9 @@ fn peft_loads_the_adapters_and_transformers_the_merged_model_with_the_logits_tha
         ("tiny-llama", "5", "v_proj q_proj down_proj"),
         // A dense block, and one with experts.
         (MIXTURE, "3", "v_proj gate_proj up_proj down_proj"),
+        // Parameters of all experts.
+        (GPT_OSS, "3", "all-linear"),
+        (GPT_OSS, "2", "q_proj down_proj"),
     ] {
         let what = format!("{preset} {targets}");
         let folder = TempDir::new().unwrap();

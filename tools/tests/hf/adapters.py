@@ -12,6 +12,10 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+# Its matrices are (in, out). Version 5 says so itself: without it PEFT takes the one for the other.
+GptOssExperts.is_transposed = True
 
 
 def logits(folder):

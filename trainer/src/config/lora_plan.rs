@@ -21,6 +21,8 @@ pub struct AdaptedModule {
     pub name: String,
     /// The same layer in our blocks.
     pub target: LoraTarget,
+    /// A parameter of all experts, and no module of `transformers`: PEFT has other words for it.
+    pub is_parameter: bool,
 }
 
 impl AdaptedModule {
@@ -56,7 +58,7 @@ pub fn of_any_expert(name: &str) -> String {
 /// # Errors
 /// In words, the property of the shape that the nearest family lacks.
 pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
-    use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, QueryKeyValue, Up, Value};
+    use LoraTarget::{AttentionOutput, Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
     let names = &families::of_shape(shape)?.tensors;
     let own: BTreeSet<String> = gpt(shape.clone()).specs.into_iter().map(|spec| spec.name).collect();
     let has = |weight: &str| own.contains(weight);
@@ -65,30 +67,26 @@ pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     let mut modules: Vec<AdaptedModule> = Vec::new();
     for block in blocks.into_iter().flatten() {
         for (layer, whole, packed) in [
-            ("attn.c_attn", Some(QueryKeyValue), &[Query, Key, Value][..]),
-            ("attn.c_proj", Some(AttentionOutput), &[]),
-            ("mlp.c_fc", Some(Up), &[Gate, Up]),
-            ("mlp.c_proj", Some(Down), &[]),
-            ("mlp.experts.c_fc", None, &[Gate, Up]),
-            ("mlp.experts.c_proj", None, &[Down]),
-            ("mlp.shared.c_fc", None, &[Gate, Up]),
-            ("mlp.shared.c_proj", Some(Down), &[]),
+            ("attn.c_attn", QueryKeyValue, &[Query, Key, Value][..]),
+            ("attn.c_proj", AttentionOutput, &[]),
+            ("mlp.c_fc", Up, &[Gate, Up]),
+            ("mlp.c_proj", Down, &[]),
+            ("mlp.experts.c_fc", GateUp, &[Gate, Up]),
+            ("mlp.experts.c_proj", Down, &[Down]),
+            ("mlp.shared.c_fc", GateUp, &[Gate, Up]),
+            ("mlp.shared.c_proj", Down, &[]),
         ] {
             let weight = format!("h.{block}.{layer}.weight");
             if !has(&weight) {
                 continue;
             }
             let tensors = (names.of)(shape, &weight);
-            let targets = match (&tensors[..], &whole) {
-                ([_], Some(whole)) => std::slice::from_ref(whole),
-                // Of all experts as one tensor.
-                ([_], None) => continue,
-                _ => packed,
-            };
+            let targets = if tensors.len() == 1 { std::slice::from_ref(&whole) } else { packed };
             for (tensor, &target) in tensors.into_iter().zip(targets) {
                 let name = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
                 let in_block = name.split_once(&format!(".{block}.")).map_or(name, |(_, in_block)| in_block);
-                let module = AdaptedModule { name: of_any_expert(in_block), target };
+                let is_parameter = name == tensor.name;
+                let module = AdaptedModule { name: of_any_expert(in_block), target, is_parameter };
                 if !modules.contains(&module) {
                     modules.push(module);
                 }
@@ -191,7 +189,7 @@ mod tests {
 
     #[test]
     fn targets_have_the_names_of_the_models_family() {
-        use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, QueryKeyValue, Up, Value};
+        use LoraTarget::{AttentionOutput, Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
         let targets = |options: &str| plan(&format!("[model]\nlora_rank = 8\n{options}")).unwrap().unwrap().targets;
         let llama = "preset = \"tiny-llama\"\n";
         assert_eq!(targets(llama), [Query, Key, Value, AttentionOutput, Gate, Up, Down]);
@@ -203,6 +201,7 @@ mod tests {
         let mixture = "preset = \"qwen3-30b-a3b\"\n";
         assert_eq!(targets(mixture), [Query, Key, Value, AttentionOutput, Gate, Up, Down]);
         assert_eq!(targets(&format!("{mixture}lora_target_modules = [\"mlp.experts.down_proj\"]")), [Down]);
+        assert_eq!(targets("preset = \"gpt-oss-20b\"\nlora_target_modules = [\"gate_up_proj\"]"), [GateUp]);
         assert_eq!(targets("preset = \"mixtral-8x7b\"\nlora_target_modules = [\"w2\", \"w3\"]"), [Up, Down]);
         assert_eq!(targets(""), [QueryKeyValue, AttentionOutput, Up, Down]);
         // Both projections of GPT-2 have this name.

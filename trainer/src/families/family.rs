@@ -114,6 +114,18 @@ pub enum FileLayout {
         /// Rows of gate and gated values come in turns; ours are all of the gate, then the others.
         in_turns: bool,
     },
+    /// `A` of an adapter of a tensor of all experts: that of ours, `(experts * rank, columns)`.
+    FactorA {
+        /// Experts of a layer.
+        experts: usize,
+    },
+    /// `B` of such an adapter: `(rows, rank * experts)`, where ours is `(experts * rows, rank)`.
+    FactorB {
+        /// Experts of a layer.
+        experts: usize,
+        /// As in [`FileLayout::OfExperts`].
+        in_turns: bool,
+    },
 }
 
 /// A tensor in a file of a family.

@@ -1,11 +1,11 @@
 //! Low-rank adapters: merged into the weights that they adapt, or written as PEFT loads them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
 
 use common::UserError;
-use engine::model::{AdapterRows, GptShape, Lora};
+use engine::model::{AdapterRows, GptShape, Lora, LoraTarget};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
@@ -14,7 +14,7 @@ use super::peft_config::ADAPTER_CONFIG;
 use super::weights::Weights;
 use super::write::{not_written, write};
 use crate::checkpoint::DataType;
-use crate::config::lora_plan::modules;
+use crate::config::lora_plan::{AdaptedModule, modules};
 use crate::error::RunError;
 use crate::families::{FileLayout, HuggingFace};
 
@@ -95,13 +95,20 @@ pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static Huggi
     for adapted in (0..shape.layers).flat_map(|block| adapted(shape, lora, block)) {
         let weight = format!("{}.weight", adapted.layer);
         let Some(weight) = theirs.iter().find(|entry| entry.name == weight) else { continue };
+        let factors = adapted.params(lora.rank, weight.shape[1]);
+        if let FileLayout::OfExperts { experts, in_turns } = weight.layout {
+            // PEFT wraps a module once for each parameter, the first one innermost.
+            let is_inner = adapted.layer.ends_with("c_fc") && lora.targets.contains(&LoraTarget::Down);
+            all.extend(of_all_experts(&weight.parts[0], factors, is_inner, (experts, in_turns)));
+            continue;
+        }
         let modules: BTreeMap<usize, &Part> = weight.parts.iter().map(|part| (part.rows.start, part)).collect();
         let name = |covered: &Range<usize>, which: &str| {
             let module = modules.get(&covered.start).filter(|part| part.rows == *covered);
             let module = module.and_then(|part| part.name.strip_suffix(".weight")).unwrap_or_default();
             format!("base_model.model.{module}.{which}.weight")
         };
-        let [a, b] = adapted.params(lora.rank, weight.shape[1]);
+        let [a, b] = factors;
         let parts = |which, rows: fn(&AdapterRows) -> &Range<usize>| {
             let part =
                 |adapter: &AdapterRows| Part { name: name(&adapter.covered, which), rows: rows(adapter).clone() };
@@ -113,6 +120,26 @@ pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static Huggi
         all.push(Entry { parts: parts("lora_B", |adapter| &adapter.b), ..b });
     }
     all
+}
+
+/// `A` and `B` of a parameter that `transformers` has for all experts, as PEFT stores them. `is_inner`: PEFT wraps another
+/// parameter of the same module around it.
+fn of_all_experts(
+    parameter: &Part,
+    [a, b]: [Entry; 2],
+    is_inner: bool,
+    (experts, in_turns): (usize, bool),
+) -> [Entry; 2] {
+    let module = parameter.name.rsplit_once('.').map_or("", |(module, _)| module);
+    let wrapped = if is_inner { ".base_layer" } else { "" };
+    let factor = |factor: Entry, which: &str, layout| {
+        let name = format!("base_model.model.{module}{wrapped}.{which}.weight");
+        Entry { parts: vec![Part { name, rows: 0..factor.shape[0] }], layout, ..factor }
+    };
+    [
+        factor(a, "lora_A", FileLayout::FactorA { experts }),
+        factor(b, "lora_B", FileLayout::FactorB { experts, in_turns }),
+    ]
 }
 
 /// Writes the adapters to `folder` as PEFT loads them. `base` is the model that they belong to, if it is known. Returns
@@ -143,19 +170,24 @@ fn adapter_config(shape: &GptShape, lora: &Lora, family: &HuggingFace, base: Opt
     let all = modules(shape).unwrap_or_default();
     let is_target = |target| lora.targets.contains(&target);
     // The short name, unless another layer that has no adapter ends in it too.
-    let name = |of: &crate::config::lora_plan::AdaptedModule| {
+    let name = |of: &AdaptedModule| {
         let alike = all.iter().filter(|other| other.short_name() == of.short_name());
         let is_clear = alike.clone().all(|other| is_target(other.target));
         if is_clear { of.short_name().to_string() } else { of.name.clone() }
     };
-    let mut targets: Vec<String> = all.iter().filter(|module| is_target(module.target)).map(name).collect();
-    targets.sort_unstable();
-    targets.dedup();
+    let adapted = || all.iter().filter(|module| is_target(module.target));
+    let modules: BTreeSet<String> = adapted().filter(|module| !module.is_parameter).map(name).collect();
+    let parameters: Vec<&String> = adapted().filter(|module| module.is_parameter).map(|module| &module.name).collect();
     let is_transposed = (family.tensors.layout)(shape, "h.0.attn.c_attn.weight", 2) == FileLayout::Transposed;
-    json!({
+    let mut config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": true,
-        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "target_modules": targets,
+        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "target_modules": modules,
         "fan_in_fan_out": is_transposed, "bias": "none", "modules_to_save": null,
         "use_rslora": false, "init_lora_weights": true,
-    })
+    });
+    // Versions of PEFT before 0.17 do not know the key.
+    if !parameters.is_empty() {
+        config["target_parameters"] = json!(parameters);
+    }
+    config
 }

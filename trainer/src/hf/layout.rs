@@ -6,7 +6,9 @@ impl FileLayout {
     /// Experts whose tensors lie one after the other; 1 if it is no tensor of experts.
     pub(super) fn experts(self) -> usize {
         match self {
-            FileLayout::OfExperts { experts, .. } => experts,
+            FileLayout::OfExperts { experts, .. }
+            | FileLayout::FactorA { experts }
+            | FileLayout::FactorB { experts, .. } => experts,
             FileLayout::Ours | FileLayout::Transposed => 1,
         }
     }
@@ -14,7 +16,11 @@ impl FileLayout {
     /// The sizes in the file of `sizes` of ours.
     pub(super) fn sizes(self, mut sizes: Vec<usize>) -> Vec<usize> {
         match self {
-            FileLayout::Ours => {}
+            FileLayout::Ours | FileLayout::FactorA { .. } => {}
+            FileLayout::FactorB { experts, .. } => {
+                sizes[0] /= experts;
+                sizes[1] *= experts;
+            }
             FileLayout::Transposed => sizes.reverse(),
             FileLayout::OfExperts { experts, .. } => {
                 sizes[0] /= experts;
@@ -28,8 +34,17 @@ impl FileLayout {
     /// Whole experts, of `each` rows of `width` values, from the values of a file.
     pub(super) fn as_ours(self, values: Vec<f32>, each: usize, width: usize) -> Vec<f32> {
         match self {
-            FileLayout::Ours => values,
+            FileLayout::Ours | FileLayout::FactorA { .. } => values,
             FileLayout::Transposed => transposed(&values, width),
+            FileLayout::FactorB { experts, .. } => {
+                let at = |expert: usize, row: usize, low: usize| {
+                    values[(self.row_in_file(row, each) * width + low) * experts + expert]
+                };
+                let rows = (0..experts).flat_map(|expert| (0..each).map(move |row| (expert, row)));
+                rows.flat_map(|(expert, row)| (0..width).map(move |low| (expert, row, low)))
+                    .map(|(expert, row, low)| at(expert, row, low))
+                    .collect()
+            }
             FileLayout::OfExperts { .. } => {
                 let rows: Vec<f32> = values.chunks(each * width).flat_map(|expert| transposed(expert, width)).collect();
                 self.ordered(&rows, each, width)
@@ -40,8 +55,16 @@ impl FileLayout {
     /// The values of a file, from whole experts.
     pub(super) fn to_file(self, values: Vec<f32>, each: usize, width: usize) -> Vec<f32> {
         match self {
-            FileLayout::Ours => values,
+            FileLayout::Ours | FileLayout::FactorA { .. } => values,
             FileLayout::Transposed => transposed(&values, each),
+            FileLayout::FactorB { experts, .. } => {
+                let mut file = vec![0.0; values.len()];
+                for (at, value) in values.iter().enumerate() {
+                    let (expert, row, low) = (at / (each * width), at / width % each, at % width);
+                    file[(self.row_in_file(row, each) * width + low) * experts + expert] = *value;
+                }
+                file
+            }
             FileLayout::OfExperts { .. } => {
                 let mut rows = vec![0.0; values.len()];
                 for (at, row) in values.chunks(width).enumerate() {
@@ -62,7 +85,7 @@ impl FileLayout {
     /// The place in a file of a row of an expert, of which there are `each`.
     fn row_in_file(self, row: usize, each: usize) -> usize {
         match self {
-            FileLayout::OfExperts { in_turns: true, .. } => row % (each / 2) * 2 + row / (each / 2),
+            FileLayout::OfExperts { in_turns: true, .. } | FileLayout::FactorB { in_turns: true, .. } => row % (each / 2) * 2 + row / (each / 2),
             _ => row,
         }
     }

@@ -61,14 +61,14 @@ impl PeftAdapters {
         })?;
         let meant = |name: &str| {
             let layers = self.file.shapes().filter_map(|(tensor, _)| layer_of(tensor));
-            let mut layers = layers.map(|(layer, _)| of_any_expert(layer));
+            let mut layers = layers.map(|(layer, _)| of_any_expert(&self.key_of(layer)));
             layers.any(|layer| layer.strip_suffix(name).is_some_and(|before| before.ends_with('.')))
         };
         let found: Vec<_> = known.into_iter().filter(|module| meant(&module.name)).collect();
         let mut targets: Vec<LoraTarget> = found.iter().map(|module| module.target).collect();
         targets.sort_unstable();
         targets.dedup();
-        let ranks = self.ranks()?;
+        let ranks = self.ranks(shape.experts.as_ref().map_or(1, |experts| experts.count))?;
         let rank = ranks.values().copied().max().unwrap_or(self.config.rank);
         let config = &self.config;
         // All layers have one scale here: that of layers without a pattern. `A` and `B` have so many rows and columns.
@@ -91,26 +91,40 @@ impl PeftAdapters {
         Ok(FittedAdapters { adapters: self, entries, options, notices })
     }
 
-    /// The rank of each layer.
-    fn ranks(&self) -> Result<BTreeMap<&str, usize>, UserError> {
+    /// PEFT's name of a layer that a tensor adapts: that of a parameter of all experts, or its own. Modules with such parameters
+    /// are wrapped once for each, the first one innermost.
+    fn key_of(&self, layer: &str) -> String {
+        let has = |name: &str| self.config.parameters.iter().any(|parameter| parameter.ends_with(name));
+        match layer.strip_suffix(".base_layer") {
+            Some(module) => format!("{module}.gate_up_proj"),
+            None if layer.ends_with(".experts") && has("down_proj") => format!("{layer}.down_proj"),
+            None if layer.ends_with(".experts") => format!("{layer}.gate_up_proj"),
+            None => layer.into(),
+        }
+    }
+
+    /// The rank of each layer, by PEFT's name of it. Parameters of so many experts have factors of all.
+    fn ranks(&self, experts: usize) -> Result<BTreeMap<String, usize>, UserError> {
         let mut ranks = BTreeMap::new();
         for (tensor, shape) in self.file.shapes() {
             let Some((layer, is_a)) = layer_of(tensor) else { return Err(self.not_lora(tensor)) };
             let &[rows, columns] = shape else {
                 return Err(self.unfit(format!("have `{tensor}` with shape {shape:?}"), "save the adapters anew"));
             };
-            if let Some(key) = self.config.ambiguous(layer) {
+            let named = self.key_of(layer);
+            let experts = if named == layer { 1 } else { experts };
+            if let Some(key) = self.config.ambiguous(&named) {
                 let problem = format!("have several numbers for `{layer}` in {key} of adapter_config.json");
                 return Err(self.unfit(problem, "leave one pattern there that matches it"));
             }
-            let (rank, wanted) = (if is_a { rows } else { columns }, self.config.rank_of(layer));
+            let (rank, wanted) = (if is_a { rows } else { columns }, self.config.rank_of(&named) * experts);
             if rank != wanted {
                 return Err(self.unfit(
                     format!("have `{tensor}` of rank {rank}, and adapter_config.json gives {wanted}"),
                     "give that layer its rank in r or rank_pattern",
                 ));
             }
-            ranks.insert(layer, rank);
+            ranks.insert(named, rank / experts);
         }
         match ranks.is_empty() {
             true => Err(self.unfit("have no tensors".into(), "save the adapters anew")),
@@ -134,7 +148,7 @@ impl PeftAdapters {
         }
     }
 
-    fn notices(&self, ranks: &BTreeMap<&str, usize>, lora: &Lora) -> Vec<String> {
+    fn notices(&self, ranks: &BTreeMap<String, usize>, lora: &Lora) -> Vec<String> {
         let (config, folder) = (&self.config, self.folder.display());
         let smaller = ranks.values().filter(|rank| **rank < lora.rank).count();
         let scaled = ranks.keys().filter(|layer| self.factor(layer) != 1.0).count();
@@ -203,16 +217,25 @@ impl FittedAdapters {
         let is_wanted = |part: &&Part| part.rows.start < rows.end && rows.start < part.rows.end;
         for part in entry.parts.iter().filter(is_wanted) {
             let Some((layer, is_a)) = layer_of(&part.name) else { unreachable!("an entry's part is of a layer") };
-            let (shape, read) = self.adapters.file.tensor(&part.name)?;
-            let whole = if is_a { shape[1] == width } else { shape[0] == part.rows.len() };
+            let (shape, mut read) = self.adapters.file.tensor(&part.name)?;
+            let mut shape = shape.to_vec();
+            let experts = entry.layout.experts();
+            let whole = if is_a { shape[1] == width } else { shape[0] * experts == part.rows.len() };
             if !whole {
                 let problem = format!("have `{}` with shape {shape:?}", part.name);
                 return Err(self.adapters.unfit(problem, "name the base model that they were trained on"));
             }
-            let factor = if is_a { 1.0 } else { self.adapters.factor(layer) as f32 };
-            let into = values[part.rows.start * width..].chunks_mut(width);
-            for (into, row) in into.zip(read.chunks(shape[1])) {
-                into.iter_mut().zip(row).for_each(|(into, value)| *into = factor * value);
+            let factor = if is_a { 1.0 } else { self.adapters.factor(&self.adapters.key_of(layer)) as f32 };
+            if !is_a && experts > 1 {
+                shape = vec![shape[0] * experts, shape[1] / experts];
+                read = entry.layout.as_ours(read, shape[0] / experts, shape[1]);
+            }
+            // Of each expert its rows: of `A` the first ones, if its rank is smaller.
+            let of_each = values[part.rows.start * width..part.rows.end * width].chunks_mut(part.rows.len() / experts * width);
+            for (into, read) in of_each.zip(read.chunks(shape[0] / experts * shape[1])) {
+                for (into, row) in into.chunks_mut(width).zip(read.chunks(shape[1])) {
+                    into.iter_mut().zip(row).for_each(|(into, value)| *into = factor * value);
+                }
             }
         }
         Ok(values[rows.start * width..rows.end * width].to_vec())

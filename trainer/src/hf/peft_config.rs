@@ -17,7 +17,7 @@ pub(super) const BASE_MODEL: &str = "base_model_name_or_path";
 const LARGEST: u64 = 4 << 20;
 
 /// Keys that are read, and keys that say nothing about weights. All others are of other kinds of adapters.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
@@ -41,6 +41,7 @@ const KNOWN: [&str; 22] = [
     "revision",
     // The file's tensors tell the layers.
     "target_modules",
+    "target_parameters",
     "task_type",
 ];
 
@@ -58,6 +59,8 @@ pub(super) struct PeftConfig {
     pub(super) dropout: f64,
     /// Whether the scale is alpha / sqrt(rank), in place of alpha / rank.
     pub(super) rslora: bool,
+    /// The parameters with adapters that are no modules, such as `mlp.experts.down_proj`.
+    pub(super) parameters: Vec<String>,
     ranks: Vec<(Regex, f64)>,
     alphas: Vec<(Regex, f64)>,
 }
@@ -90,6 +93,7 @@ impl PeftConfig {
             alpha: number("lora_alpha", None)?,
             dropout: number("lora_dropout", Some(0.0))?,
             rslora: config.get("use_rslora").and_then(Json::as_bool).unwrap_or(false),
+            parameters: texts(&config, "target_parameters"),
             ranks: patterns(&path, &config, "rank_pattern")?,
             alphas: patterns(&path, &config, "alpha_pattern")?,
         })
@@ -122,6 +126,12 @@ impl PeftConfig {
         let rank = rank as f64;
         alpha / if self.rslora { rank.sqrt() } else { rank }
     }
+}
+
+/// The texts of a key that has a list; none without one.
+fn texts(config: &Map<String, Json>, key: &str) -> Vec<String> {
+    let list = config.get(key).and_then(Json::as_array).into_iter().flatten();
+    list.filter_map(|text| Some(text.as_str()?.to_string())).collect()
 }
 
 /// The value of the first pattern that matches a layer's name.
