@@ -1,9 +1,9 @@
 //! Trials of the operations at a model's ends: embedding and losses.
 
 use crate::ops::{
-    CODE_BLOCK, CodeForm, CodedValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Distribution, Embedding,
-    EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss, Preference, SequenceShare,
-    VocabPart, ZLoss,
+    CODE_BLOCK, CodeForm, CodedValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart,
+    Distribution, Embedding, EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss, Preference,
+    SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 

@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn codes_of_the_values_of_codes_are_the_same_in_every_type() {
-        let values: Vec<f32> = (0..640).map(|at| ((at * 7919 % 1009) as f32 / 500.0 - 1.0) * (at / 64) as f32).collect();
+        let values: Vec<f32> =
+            (0..640).map(|at| ((at * 7919 % 1009) as f32 / 500.0 - 1.0) * (at / 64) as f32).collect();
         for form in [CodeForm::Nf4, CodeForm::Int8] {
             let codes = Codes::of(form, &values);
             assert_eq!(Codes::of(form, &codes.values()), codes, "{form:?}");

@@ -147,7 +147,8 @@ impl Params {
     /// Out of memory.
     pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>) -> Result<Params> {
         // Such a model computes in 16 bits.
-        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, codes: None, ..spec }).collect();
+        let specs: Vec<ParamSpec> =
+            specs.into_iter().map(|spec| ParamSpec { fp8: None, codes: None, ..spec }).collect();
         let ranks = Ranks::alone();
         let layout = FlatLayout::new(&specs, usize::MAX, &ranks);
         Params::allocate(device, specs, ranks, Axes::NONE, layout, false)
@@ -183,7 +184,16 @@ impl Params {
             match place.home.memory {
                 WeightMemory::Frozen(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
-                    Param { weight, master: weight, owned_weight: None, grad, owned_grad, owned, fp8: None, codes: None }
+                    Param {
+                        weight,
+                        master: weight,
+                        owned_weight: None,
+                        grad,
+                        owned_grad,
+                        owned,
+                        fp8: None,
+                        codes: None,
+                    }
                 }
                 WeightMemory::Coded(..) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);

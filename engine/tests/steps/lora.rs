@@ -150,7 +150,9 @@ fn with_blocks_of_codes(precision: Precision) -> GptShape {
 /// Training on codes is training on the values that they stand for, which are there while a layer runs.
 #[test]
 fn a_frozen_base_of_codes_has_the_bits_of_a_base_with_their_values() {
-    for (form, precision) in [(CodeForm::Nf4, Precision::F32), (CodeForm::Nf4, Precision::Bf16), (CodeForm::Int8, Precision::Bf16)] {
+    for (form, precision) in
+        [(CodeForm::Nf4, Precision::F32), (CodeForm::Nf4, Precision::Bf16), (CodeForm::Int8, Precision::Bf16)]
+    {
         let shape = with_blocks_of_codes(precision);
         let run = |options, codes| Run { codes, steps: 2, ..run(&shape, 1, options) };
         let of_codes = run(off(), Some(form));

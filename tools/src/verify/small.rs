@@ -8,9 +8,8 @@ use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope,
-    ModelKind, MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice,
-    TokenDropPolicy,
+    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind,
+    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
 };
 
 use super::layouts::OfExpert;

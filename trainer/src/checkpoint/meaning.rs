@@ -30,7 +30,10 @@ pub(super) fn other_run(folder: &Path, theirs: &str, ours: &RunConfig) -> Result
     let [before, now] = [&theirs, ours].map(|run| run.precision.frozen_weights);
     if now.codes().is_some() && now != before {
         return Err(UserError::new(
-            format!("precision.frozen_weights = \"{now}\" with checkpoint {}, whose run had \"{before}\"", folder.display()),
+            format!(
+                "precision.frozen_weights = \"{now}\" with checkpoint {}, whose run had \"{before}\"",
+                folder.display()
+            ),
             "a run goes on with the weights that it has",
             format!("set precision.frozen_weights = \"{before}\", or another checkpoint.dir"),
         ));

@@ -85,7 +85,9 @@ impl FileLayout {
     /// The place in a file of a row of an expert, of which there are `each`.
     fn row_in_file(self, row: usize, each: usize) -> usize {
         match self {
-            FileLayout::OfExperts { in_turns: true, .. } | FileLayout::FactorB { in_turns: true, .. } => row % (each / 2) * 2 + row / (each / 2),
+            FileLayout::OfExperts { in_turns: true, .. } | FileLayout::FactorB { in_turns: true, .. } => {
+                row % (each / 2) * 2 + row / (each / 2)
+            }
             _ => row,
         }
     }

@@ -231,7 +231,8 @@ impl FittedAdapters {
                 read = entry.layout.as_ours(read, shape[0] / experts, shape[1]);
             }
             // Of each expert its rows: of `A` the first ones, if its rank is smaller.
-            let of_each = values[part.rows.start * width..part.rows.end * width].chunks_mut(part.rows.len() / experts * width);
+            let of_each =
+                values[part.rows.start * width..part.rows.end * width].chunks_mut(part.rows.len() / experts * width);
             for (into, read) in of_each.zip(read.chunks(shape[0] / experts * shape[1])) {
                 for (into, row) in into.chunks_mut(width).zip(read.chunks(shape[1])) {
                     into.iter_mut().zip(row).for_each(|(into, value)| *into = factor * value);
