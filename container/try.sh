@@ -51,7 +51,7 @@ build() {
                 local target=$root${words[-1]}
                 mkdir -p "$(dirname "$target")"
                 case $rest in
-                    --from=build*/release/*) cp "$(dirname "$binary")/${target##*/}" "$target" && strip "$target" ;;
+                    --from=build*/dist/*) cp "$(dirname "$binary")/${target##*/}" "$target" && strip "$target" ;;
                     --from=*) die "COPY $rest: only the trainer and its library come from another stage" ;;
                     *) cp -r "${words[@]::${#words[@]}-1}" "$target" ;;
                 esac
