@@ -106,11 +106,12 @@ impl Bench {
         tensor
     }
 
-    /// A tensor of an 8-bit floating type that holds these bytes.
+    /// A tensor of an 8-bit type that holds these bytes.
     pub fn put_bytes(&self, shape: &[usize], dtype: DType, bytes: &[u8]) -> Tensor {
         let tensor = self.place("bytes", shape, dtype);
         match dtype {
             DType::F8E5M2 => self.device.upload::<F8E5M2>(&tensor, bytemuck::cast_slice(bytes)).unwrap(),
+            DType::U8 => self.device.upload(&tensor, bytes).unwrap(),
             _ => self.device.upload::<F8E4M3>(&tensor, bytemuck::cast_slice(bytes)).unwrap(),
         }
         tensor

@@ -46,8 +46,7 @@ fn values_are_those_of_their_codes_times_the_scale_of_their_block() {
     for form in [CodeForm::Nf4, CodeForm::Int8] {
         let blocks = bytes.len() / form.bytes(64);
         let scales: Vec<bf16> = (0..blocks).map(|at| bf16::from_f32(0.003 * (at * at) as f32)).collect();
-        let (codes, scale) = (t.empty(&[bytes.len()], U8), t.empty(&[blocks], Bf16));
-        t.device.upload(&codes, &bytes).unwrap();
+        let (codes, scale) = (t.put_bytes(&[bytes.len()], U8, &bytes), t.empty(&[blocks], Bf16));
         t.device.upload(&scale, &scales).unwrap();
         let expected = expected(form, &bytes, &scales);
         let (exact, rounded) = (t.empty(&[blocks, 64], F32), t.empty(&[blocks, 64], Bf16));

@@ -100,11 +100,11 @@ fn peft_loads_the_adapters_and_transformers_the_merged_model_with_the_logits_tha
 #[test]
 fn frozen_weights_in_bf16_are_saved_so_and_the_run_goes_on_with_the_same_bits() {
     let base = Folder::new("lora-bf16-base");
-    expect(&run(1, &base.0, "--preset tiny-llama --ffn 192 --steps 2"), 0, &["done: loss"]);
+    expect(&run(1, &base.0, "--preset tiny-llama --hidden-size 64 --ffn 192 --steps 2"), 0, &["done: loss"]);
     // In memory they have 4 bits, and the values of these are saved.
     let flags = format!(
         "--init-from {} --compute bf16 --steps 8 --save-interval 4 --lora-rank 4 --lora-target-modules q_proj,v_proj \
-         --frozen-weights nf4",
+         --hidden-size 64 --ffn 192 --frozen-weights nf4",
         base.path("saved").display()
     );
     let (whole, resumed) = (Folder::new("lora-bf16"), Folder::new("lora-bf16-resumed"));

@@ -11,7 +11,7 @@ impl HostKernel for CodedValues {
         let value = |at: usize, scale: f32| match self.form {
             CodeForm::Nf4 => {
                 let byte = codes[at / 2];
-                NF4_VALUES[usize::from(if at % 2 == 0 { byte >> 4 } else { byte & 15 })] * scale
+                NF4_VALUES[usize::from(if at.is_multiple_of(2) { byte >> 4 } else { byte & 15 })] * scale
             }
             CodeForm::Int8 => f32::from(codes[at] as i8) * (scale * (1.0 / 127.0)),
         };
