@@ -2,7 +2,7 @@
 
 use common::UserError;
 use device::ops::CODE_BLOCK;
-use engine::model::GptShape;
+use engine::model::{AttentionKind, GptShape, Latent};
 use engine::params::Sharding;
 use parallel::Axis;
 
@@ -71,10 +71,16 @@ pub(crate) fn check_frozen_weights(
 /// The values of a row of the linear layers of blocks on a rank, with the settings that decide them.
 fn widths(shape: &GptShape, parallel: &ParallelPlan) -> Vec<(&'static str, usize)> {
     let tensor = parallel.mesh.size(Axis::Tensor);
-    let mut widths = vec![
-        ("model.hidden", shape.hidden),
-        ("model.heads and model.head_dim over parallel.tensor", shape.heads * shape.head_dim() / tensor),
-    ];
+    let mut widths = vec![("model.hidden", shape.hidden)];
+    let of_heads = match shape.attention {
+        AttentionKind::Latent(Latent { query_rank, rank, head }) => {
+            widths.push(("model.kv_latent", rank));
+            widths.extend(query_rank.map(|rank| ("model.query_latent", rank)));
+            head.value
+        }
+        _ => shape.head_dim(),
+    };
+    widths.push(("channels of model.heads over parallel.tensor", shape.heads * of_heads / tensor));
     if (0..shape.layers).any(|block| shape.block_experts(block).is_none()) {
         widths.push(("model.ffn over parallel.tensor", shape.ffn / tensor));
     }
