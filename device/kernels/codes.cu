@@ -7,15 +7,9 @@ const u32 VALUES = 8;
 const u32 BLOCK = 64;
 
 // `NF4_VALUES` there.
-inline float nf4_value(u32 code) {
-    const float values[16] = {-1.0f,         -0.6961928f,  -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f,
-                              -0.091050036f, 0.0f,         0.0795803f,   0.1609302f,  0.2461123f,   0.33791524f,
-                              0.44070983f,   0.562617f,    0.72295684f,  1.0f};
-    float value = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < 16; i++) value = code == i ? values[i] : value;
-    return value;
-}
+__constant__ float NF4_VALUES[16] = {-1.0f,         -0.6961928f,  -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f,
+                                     -0.091050036f, 0.0f,         0.0795803f,   0.1609302f,  0.2461123f,   0.33791524f,
+                                     0.44070983f,   0.562617f,    0.72295684f,  1.0f};
 
 inline void store_values(float* to, const float (&x)[VALUES]) { store_f32<VALUES>(to, x); }
 inline void store_values(bf16* to, const float (&x)[VALUES]) { store<VALUES>(to, x); }
@@ -24,7 +18,7 @@ inline void store_values(bf16* to, const float (&x)[VALUES]) { store<VALUES>(to,
 // a warp looks codes up in a table of its own, so that none waits for another's bank.
 template <class T> void nf4_values(const u32* codes, const bf16* scales, T* output, u64 packs) {
     __shared__ float table[16][32];
-    for (u32 at = threadIdx.x; at < 16 * 32; at += blockDim.x) table[at / 32][at % 32] = nf4_value(at / 32);
+    for (u32 at = threadIdx.x; at < 16 * 32; at += blockDim.x) table[at / 32][at % 32] = NF4_VALUES[at / 32];
     __syncthreads();
     const u32 lane = threadIdx.x % 32;
     u64 stride = (u64)gridDim.x * blockDim.x;
