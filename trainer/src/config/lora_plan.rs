@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use common::{UserError, nearest};
-use engine::model::{AttentionKind, GptShape, Lora, LoraTarget, gpt};
+use engine::model::{GptShape, Lora, LoraTarget, gpt};
 
 use crate::config::checks::{at_least, require, within};
 use crate::config::model_plan::is_dropout_rate;
@@ -53,8 +53,7 @@ pub fn of_any_expert(name: &str) -> String {
     name.split_once("experts.").and_then(without).unwrap_or_else(|| name.into())
 }
 
-/// The linear layers of a block that may have adapters, by the names of the family that `shape` is of. Those of latent attention
-/// have none.
+/// The linear layers of a block by the names of the family that `shape` is of.
 ///
 /// # Errors
 /// In words, the property of the shape that the nearest family lacks.
@@ -78,7 +77,7 @@ pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
             ("mlp.shared.c_proj", Down, &[]),
         ] {
             let weight = format!("h.{block}.{layer}.weight");
-            if !has(&weight) || is_latent(shape) && layer.starts_with("attn.") {
+            if !has(&weight) {
                 continue;
             }
             let tensors = (names.of)(shape, &weight);
@@ -95,10 +94,6 @@ pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
         }
     }
     Ok(modules)
-}
-
-fn is_latent(shape: &GptShape) -> bool {
-    matches!(shape.attention, AttentionKind::Latent(_))
 }
 
 /// The adapters of a configuration for a model of that shape; `None` if it has none.
@@ -137,14 +132,6 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
         )
     })?;
     at_least("the number of model.lora_target_modules", model.lora_target_modules.len(), 1)?;
-    if is_latent(shape) && model.lora_target_modules.iter().any(|texts| texts.split(',').any(|text| text == ALL)) {
-        let names: BTreeSet<&str> = all.iter().map(AdaptedModule::short_name).collect();
-        return Err(UserError::new(
-            format!("model.lora_target_modules has {ALL:?} with model.kv_latent"),
-            "latent attention has no adapters, its blocks' other layers have",
-            format!("--lora-target-modules {}", Vec::from_iter(names).join(" ")),
-        ));
-    }
     let texts = || model.lora_target_modules.iter().flat_map(|texts| texts.split(','));
     let is_meant = |module: &AdaptedModule| texts().any(|text| module.is_meant_by(text));
     if let Some(text) = texts().find(|text| !all.iter().any(|module| module.is_meant_by(text))) {
@@ -241,12 +228,6 @@ mod tests {
         assert!(error.contains("adapters of mlp.experts.gate_proj") && error.contains("lora_dropout = 0"), "{error}");
         let some = format!("{mixture}lora_dropout = 0.1\nlora_target_modules = [\"q_proj\", \"o_proj\"]");
         assert!(plan(&some).is_ok());
-        let latent = "[model]\npreset = \"deepseek-v2-lite\"\nlora_rank = 8\n";
-        let error = plan(latent).unwrap_err();
-        assert!(error.contains("with model.kv_latent") && error.contains("modules down_proj gate_proj up_proj"), "{error}");
-        assert!(plan(&format!("{latent}lora_target_modules = [\"q_proj\"]")).unwrap_err().contains("has \"q_proj\""));
-        let some = plan(&format!("{latent}lora_target_modules = [\"gate_proj\", \"up_proj\", \"down_proj\"]"));
-        assert_eq!(some.unwrap().unwrap().targets, [LoraTarget::Gate, LoraTarget::Up, LoraTarget::Down]);
         // Dense blocks and those with experts have layers of the same kinds.
         let both = format!("{mixture}expert_pattern = [0, 1]\n");
         let error = plan(&format!("{both}lora_target_modules = [\"experts.up_proj\"]")).unwrap_err();
