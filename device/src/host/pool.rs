@@ -56,6 +56,9 @@ impl Pool {
     }
 }
 
+/// Work on a chunk of one slice and a chunk of another.
+type PairWork<'w, A, B> = dyn Fn(usize, &mut [A], &mut [B]) + Sync + 'w;
+
 /// The same for any work. The code of rayon is long: it is made once for a type of data, not for each kernel.
 impl Pool {
     fn each_chunk<T: Send>(&self, data: &mut [T], size: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
@@ -78,7 +81,7 @@ impl Pool {
         &self,
         (a, size_a): (&mut [A], usize),
         (b, size_b): (&mut [B], usize),
-        work: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
+        work: &PairWork<'_, A, B>,
     ) {
         match &self.threads {
             Some(pool) if a.len() > size_a => pool.install(|| {

@@ -46,8 +46,10 @@ impl Lora {
     /// Those of the first layer of a feed-forward layer. It packs so many matrices: the last is [`LoraTarget::Up`].
     pub(crate) fn of_up(&self, groups: usize) -> Option<AdapterSpec> {
         let each = [LoraTarget::Gate, LoraTarget::Up];
-        let (all, is_one) = (0..groups, groups > 1 && self.has(LoraTarget::GateUp));
-        let groups = if is_one { vec![all] } else { self.single(&each[each.len() - groups..]) };
+        let groups = match groups > 1 && self.has(LoraTarget::GateUp) {
+            true => std::iter::once(0..groups).collect(),
+            false => self.single(&each[each.len() - groups..]),
+        };
         self.spec(groups, 2)
     }
 
