@@ -11,8 +11,8 @@ use trainer::checkpoint::verify;
 use crate::disk_shim::{Fault, break_file};
 use crate::full_disk::on_small_disk;
 use crate::harness::{
-    Folder, Running, arguments, bits, checkpoint, children, command, copy_folder, expect, metrics, named, output_of, printed,
-    ranks_below, run, saved, set_mpi, signal, start_of, steps_done, wait_for, wait_until_gone,
+    Folder, Running, arguments, bits, checkpoint, children, command, copy_folder, expect, metrics, named, output_of,
+    printed, ranks_below, run, saved, set_mpi, signal, start_of, steps_done, wait_for, wait_until_gone,
 };
 
 /// The variable that tells a run the folder of its states.
