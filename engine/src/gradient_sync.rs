@@ -45,16 +45,16 @@ pub enum Use {
 /// The divided gradients of a microbatch, as summands of a step's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Summand {
-    /// Those of the first microbatch, which overwrite the sum of the step before.
+    /// Gradients of the first microbatch, which overwrite the sum of the step before.
     First,
-    /// Those of a later one, which are added.
+    /// Gradients of a later microbatch, which are added.
     Later,
 }
 
 impl Summand {
-    /// The gradients of a microbatch that is the first of its step, or not.
-    pub fn of(is_first_microbatch: bool) -> Summand {
-        if is_first_microbatch { Summand::First } else { Summand::Later }
+    /// The gradients of the microbatch with this number.
+    pub fn of(microbatch: usize) -> Summand {
+        if microbatch == 0 { Summand::First } else { Summand::Later }
     }
 }
 

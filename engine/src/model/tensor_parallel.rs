@@ -84,7 +84,7 @@ impl TensorParallel {
         whole.lying_in(&self.ranks, vec![Part::whole(rows).cut(columns, self.ranks.axes(Axis::Tensor))])
     }
 
-    /// This rank's share of a parameter of experts in parts. Ranks divide the experts, which are the first of each part's
+    /// The share that this rank has of a parameter of experts in parts. Ranks divide the experts, which are the first of each part's
     /// [rows](Part::rows), and the channels of each.
     pub(crate) fn of_experts(&self, whole: ParamSpec, parts: Vec<Vec<usize>>, channels: Channels) -> ParamSpec {
         let [experts, within] = [Axis::Expert, Axis::ExpertTensor].map(|axis| self.ranks.axes(axis));
@@ -173,11 +173,11 @@ impl TensorParallel {
 /// The channels of an expert that ranks may divide, in a parameter of experts.
 #[derive(Clone, Copy)]
 pub(crate) enum Channels {
-    /// It has none.
+    /// A parameter without such channels.
     None,
-    /// They are its last rows.
+    /// The last rows of a part.
     Rows,
-    /// They are its columns.
+    /// The columns.
     Columns,
 }
 

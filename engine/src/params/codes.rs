@@ -90,7 +90,7 @@ pub struct CodeMemory {
     pub form: CodeForm,
     /// See [`CodeForm`].
     pub codes: Tensor,
-    /// One for each [`CODE_BLOCK`] values, bf16.
+    /// The scale of each [`CODE_BLOCK`] values, bf16.
     pub scales: Tensor,
 }
 

@@ -181,48 +181,40 @@ impl Params {
             let grads = grads_of(grads, &layout, place.home.grads);
             let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
             let owned_grad = grad.map(|_| grads.view(place.owned_grad, [owned.elements]));
+            let over = |weight, master, owned_weight| Param {
+                weight,
+                master,
+                owned_weight,
+                grad,
+                owned_grad,
+                owned,
+                fp8: None,
+                codes: None,
+            };
             match place.home.memory {
                 WeightMemory::Frozen(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
-                    Param {
-                        weight,
-                        master: weight,
-                        owned_weight: None,
-                        grad,
-                        owned_grad,
-                        owned,
-                        fp8: None,
-                        codes: None,
-                    }
+                    over(weight, weight, None)
                 }
                 WeightMemory::Coded(..) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
                     let codes = of_memory.codes.map(|all| all.part(place.flat, spec.shape.elements()));
                     let master = codes.map_or(weight, |own| own.codes);
-                    Param {
-                        weight,
-                        master,
-                        owned_weight: None,
-                        grad,
-                        owned_grad,
-                        owned: OwnedRange::default(),
-                        fp8: None,
-                        codes,
-                    }
+                    Param { owned: OwnedRange::default(), codes, ..over(weight, master, None) }
                 }
                 WeightMemory::Kept(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
                     let owned_of = |shape| weight.view(owned.first, shape);
                     let owned_weight = masters.is_some().then(|| owned_of([owned.elements].into()));
                     let master = masters.unwrap_or_else(|| owned_of(shape));
-                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, codes: None }
+                    over(weight, master, owned_weight)
                 }
                 WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
                     let owned_weight = of_memory.weights.view(place.master, [owned.elements]);
                     let master = masters.unwrap_or(owned_weight);
                     let owned_weight = Some(owned_weight).filter(|own| masters.is_some() && !own.dtype.is_fp8());
-                    Param { weight, master, owned_weight, grad, owned_grad, owned, fp8: None, codes: None }
+                    over(weight, master, owned_weight)
                 }
             }
         };

@@ -346,7 +346,7 @@ impl StepProgram {
             return Ok(());
         }
         let whole = if cx.is_last_microbatch() { self.gradients.reduce(layer) } else { Vec::new() };
-        let divided = self.gradients.scatter(layer, Summand::of(cx.is_first_microbatch()));
+        let divided = self.gradients.scatter(layer, Summand::of(cx.microbatch().unwrap_or(0)));
         divided.into_iter().chain(whole).try_for_each(|op| cx.run(op))
     }
 
@@ -366,7 +366,7 @@ impl StepProgram {
         let gradients = &self.gradients;
         let layers = gradients.layers().into_iter().rev();
         let left = layers.filter(|layer| !gradients.divides() || gradients.first_layer() == Some(*layer));
-        let summand = Summand::of(cx.microbatches() == 1);
+        let summand = Summand::of(cx.microbatches() - 1);
         let of_layer = |layer| gradients.scatter(layer, summand).into_iter().chain(gradients.reduce(layer));
         let buckets = left.flat_map(of_layer);
         buckets.chain(gradients.sum(self.numbers.sums)).try_for_each(|op| cx.run(op))?;

@@ -53,7 +53,7 @@ pub struct CodedValues {
     pub form: CodeForm,
     /// As many [bytes](CodeForm::bytes) as the values need.
     pub codes: Tensor,
-    /// One for each [`CODE_BLOCK`] values, bf16.
+    /// The scale of each [`CODE_BLOCK`] values, bf16.
     pub scales: Tensor,
     /// Any shape, f32 or bf16.
     pub output: Tensor,

@@ -148,7 +148,7 @@ impl PartSpec for LatentAttentionSpec {
 
 /// A latent, and the product that heads follow from it by.
 struct LowRank {
-    /// Its first column among the outputs of the first product.
+    /// The latent's first column among the outputs of the first product.
     column: usize,
     norm: NormLayer,
     /// `(heads * channels, latent)`.

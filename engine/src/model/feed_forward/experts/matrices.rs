@@ -57,7 +57,7 @@ impl MatricesSpec {
         self.rows[self.rows.len() - 1]
     }
 
-    /// This rank's parameters: the weight, then `A` and `B` of adapters.
+    /// Parameters of this rank: the weight, then `A` and `B` of adapters.
     pub(super) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let of = |name: &str, rows: usize, columns: usize, init| ParamSpec {
             share_per_token: self.share_per_token,
