@@ -38,8 +38,10 @@ use crate::step_policy::StepContext;
 pub enum Use {
     /// The first microbatch's forward.
     First,
-    /// A later one.
+    /// A later forward.
     Later,
+    /// A backward.
+    Backward,
 }
 
 /// The divided gradients of a microbatch, as summands of a step's.
@@ -149,7 +151,11 @@ impl GradientSync {
     /// which ranks have parts, for later ones those that are gathered for each use.
     pub fn gather(&self, cx: &StepContext<'_>, layer: usize, used: Use) -> Vec<Op> {
         let of_layer = self.weights.iter().filter(|of| of.layer == layer);
-        let gathered = of_layer.filter(|of| used == Use::First || of.sharding == Sharding::Weights);
+        let gathered = of_layer.filter(|of| match used {
+            Use::First => true,
+            Use::Later => of.sharding == Sharding::Weights,
+            Use::Backward => of.sharding == Sharding::Weights && of.backward_reads,
+        });
         gathered.flat_map(|weights| self.gathers(cx, weights, used)).collect()
     }
 

@@ -44,6 +44,8 @@ pub struct PartedWeights {
     pub rest: Axes,
     /// What these divide. If that is weights, the whole ones are there while the layer runs.
     pub sharding: Sharding,
+    /// Backward reads them too. It does not read tables that forward looks rows up in.
+    pub backward_reads: bool,
 }
 
 /// What the weights that layers read are made of.
@@ -112,9 +114,11 @@ impl Params {
             let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
             let in_turn = || of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]);
             let &Bucket { layer, home: Home { rest, sharding, .. }, .. } = bucket;
+            let mut members = self.specs.iter().zip(&self.layout.params).filter(|(_, place)| bucket.has(place));
+            let backward_reads = members.any(|(spec, _)| !spec.sparse);
             if let Some(codes) = of_memory.codes {
                 let source = WeightSource::Codes(codes.part(bucket.weights_start, bucket.elements));
-                return PartedWeights { layer, weights: in_turn(), source, rest, sharding };
+                return PartedWeights { layer, weights: in_turn(), source, rest, sharding, backward_reads };
             }
             let (weights, owned) = match bucket.home.memory.is_gathered() {
                 false => {
@@ -134,6 +138,7 @@ impl Params {
                 source: WeightSource::Parts(OwnedPart { owned, quantized }),
                 rest,
                 sharding,
+                backward_reads,
             }
         };
         let is_made = |bucket: &&Bucket| bucket.part.has_others() || bucket.home.memory.takes_turns();

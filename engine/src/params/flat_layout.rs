@@ -73,7 +73,7 @@ impl OwnedRange {
     }
 }
 
-/// A place in one of the [`TURNS`] buffers that layers take turns in.
+/// A place in one of the buffers that layers take turns in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
     /// The buffer.
@@ -103,8 +103,11 @@ pub struct ParamOffsets {
     pub is_gathered: bool,
 }
 
-/// The number of buffers that layers take turns in: one is filled while the one before is read.
+/// The number of buffers that blocks take turns in: one is filled while the one before is read.
 pub(crate) const TURNS: usize = 2;
+
+/// The number of buffers that embedding and head take turns in: all blocks run between the two.
+pub(crate) const TURNS_OF_ENDS: usize = 1;
 
 /// The flat layout of parameters.
 #[derive(Clone, Debug)]
@@ -155,7 +158,7 @@ impl FlatLayout {
             let (is_frozen, divides_gradients) = (home.memory.is_frozen(), by_layer && !home.memory.is_frozen());
             let buckets = buckets_of(specs, &members, if by_layer { 0 } else { bucket_bytes }, ranks);
             let layers: Vec<LayerPart> = buckets.iter().map(|bucket| LayerPart::of(specs, bucket, part)).collect();
-            let turns = turns(&layers);
+            let turns = turns(&layers, home.turns);
             let kept: usize = layers.iter().map(|of| of.elements / part.count).sum();
             let in_turns = turns.iter().zip(&layers).map(|(turn, of)| turn.start + of.elements).max().unwrap_or(0);
             let first = *layout.end(home.grads);
@@ -187,7 +190,7 @@ impl FlatLayout {
                 part_start += elements / part.count;
             }
             if divides_gradients {
-                *layout.end(home.grads) = first + kept + TURNS * in_turns;
+                *layout.end(home.grads) = first + kept + home.turns * in_turns;
             }
         }
         layout.params = places.into_iter().flatten().collect();
@@ -277,15 +280,15 @@ impl LayerPart {
     }
 }
 
-/// The places of buckets in the buffers that layers take turns in. A layer's buckets are neighbours in one buffer.
-fn turns(buckets: &[LayerPart]) -> Vec<Turn> {
+/// The places of buckets in so many buffers that layers take turns in. A layer's buckets are neighbours in one buffer.
+fn turns(buckets: &[LayerPart], buffers: usize) -> Vec<Turn> {
     let (mut number, mut end) = (0, 0);
     let mut turns = Vec::with_capacity(buckets.len());
     for (at, LayerPart { layer, elements }) in buckets.iter().enumerate() {
         if at > 0 && buckets[at - 1].layer != *layer {
             (number, end) = (number + 1, 0);
         }
-        turns.push(Turn { buffer: number % TURNS, start: end });
+        turns.push(Turn { buffer: number % buffers, start: end });
         end += elements;
     }
     turns

@@ -26,7 +26,8 @@ pub use buckets::{BucketMemory, OwnedPart, OwnedQuantized, PartedWeights, Partia
 pub use codes::{CodeMemory, Codes};
 pub use flat_layout::OwnedRange;
 pub(crate) use flat_layout::{ALIGNMENT, part_of};
-use flat_layout::{FlatLayout, ParamOffsets, TURNS};
+use flat_layout::{FlatLayout, ParamOffsets};
+pub(crate) use flat_layout::TURNS_OF_ENDS;
 pub use masters::MasterForm;
 use masters::{rounded, upload_masters};
 pub use sharding::Sharding;
@@ -402,7 +403,7 @@ impl Weights {
         if memory.takes_turns() {
             let buckets = layout.buckets.iter().chain(&layout.frozen).filter(|bucket| bucket.home == home);
             let largest = buckets.map(|bucket| bucket.turn.start + bucket.elements).max().unwrap_or(0);
-            for _ in 0..TURNS {
+            for _ in 0..home.turns {
                 turns.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
             }
         }

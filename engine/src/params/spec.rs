@@ -7,6 +7,7 @@ use device::ops::{CodeForm, Distribution, Fill, FirstValues, Op};
 use device::{DType, Home, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
+use super::flat_layout::TURNS;
 use super::masters::MasterForm;
 use super::sharding::Sharding;
 use super::slab::Slab;
@@ -60,6 +61,8 @@ pub struct ParamSpec {
     pub init: Init,
     /// What the ranks that divide its state divide.
     pub sharding: Sharding,
+    /// The number of buffers that layers take turns in, if ranks divide weights or gradients.
+    pub turns: usize,
     /// The layer that completes its gradient in backward.
     pub layer: usize,
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
@@ -102,6 +105,7 @@ impl ParamSpec {
             dtype: DType::F32,
             init,
             sharding: Sharding::Nothing,
+            turns: TURNS,
             layer,
             sparse: false,
             is_block_weight: false,

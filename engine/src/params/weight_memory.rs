@@ -35,6 +35,8 @@ pub struct Home {
     pub rest: Axes,
     /// What these ranks divide.
     pub sharding: Sharding,
+    /// The number of buffers that its layers take turns in.
+    pub turns: usize,
     /// The memory of masters that are no weights that layers read.
     pub masters: MemoryOf,
     /// The form of masters.
@@ -51,7 +53,7 @@ impl Home {
         let sharding = if spec.codes.is_some() { Sharding::Weights } else { spec.sharding };
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
         let memory = WeightMemory::of(spec, ranks.place(rest));
-        Home { memory, rest, sharding, masters, form: spec.master_form, grads: spec.grad_type }
+        Home { memory, rest, sharding, turns: spec.turns, masters, form: spec.master_form, grads: spec.grad_type }
     }
 }
 

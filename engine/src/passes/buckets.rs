@@ -55,10 +55,12 @@ struct Gathers {
     /// The layers before and after it in the same chunk.
     before: Option<usize>,
     after: Option<usize>,
-    /// For the first use in the step.
+    /// For the first forward of the step.
     first: Vec<Op>,
-    /// For later uses.
+    /// For later forwards.
     later: Vec<Op>,
+    /// For backwards.
+    backward: Vec<Op>,
 }
 
 impl Buckets {
@@ -72,9 +74,10 @@ impl Buckets {
         let layers = gradients.layers();
         let graphs = cx.policy().graphs();
         let of = |&layer: &usize| {
-            let [first, later] = [Use::First, Use::Later].map(|used| gradients.gather(cx, layer, used));
+            let uses = [Use::First, Use::Later, Use::Backward];
+            let [first, later, backward] = uses.map(|used| gradients.gather(cx, layer, used));
             let (before, after) = (gradients.before_in_chunk(layer), gradients.after_in_chunk(layer));
-            (layer, Gathers { before, after, first, later })
+            (layer, Gathers { before, after, first, later, backward })
         };
         let divides = gradients.divides();
         let all_sums = |layer: usize| -> Vec<Op> {
@@ -136,7 +139,8 @@ impl Buckets {
         let of = |layer| self.gathers.get(&layer);
         match region {
             Region::Forward { layer, microbatch: 0 } => of(layer).map_or(&[], |of| &of.first),
-            Region::Forward { layer, .. } | Region::Backward { layer, .. } => of(layer).map_or(&[], |of| &of.later),
+            Region::Forward { layer, .. } => of(layer).map_or(&[], |of| &of.later),
+            Region::Backward { layer, .. } => of(layer).map_or(&[], |of| &of.backward),
             _ => &[],
         }
     }

@@ -1,5 +1,6 @@
 //! Makes a stage: allocates its memory, and gives each of its parts the tensors that it needs.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use device::ops::{Control, PairLoss, Rule};
@@ -19,7 +20,7 @@ use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
-use crate::params::{MasterForm, ParamSpec, Params, Sharding, with_state_on_host};
+use crate::params::{MasterForm, ParamSpec, Params, Sharding, TURNS_OF_ENDS, with_state_on_host};
 use crate::passes::{ExpertRowQueues, HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::regions::Mode;
@@ -117,12 +118,14 @@ impl Stage {
         let rest = if options.sharding > Sharding::Nothing { ranks.mesh().that_divide() } else { Axes::NONE };
         let (bucket_bytes, master_form) = (options.bucket_bytes, options.master_form);
         let sharding = check_sharding(&options, architecture)?;
-        let between = architecture.layers.between_ends();
+        let divided = divided_layers(architecture, rest);
         let spec = |spec: &ParamSpec| {
             let grad_type = if spec.is_block_weight { options.block_gradients } else { DType::F32 };
-            let is_divided = between.contains(&spec.layer) && !spec.stays_whole;
+            let is_divided = divided.contains(&spec.layer) && !spec.stays_whole;
             let sharding = if is_divided { sharding } else { sharding.min(Sharding::State) };
-            ParamSpec { master_form, grad_type, sharding, ..spec.clone() }
+            let is_end = is_divided && !architecture.layers.between_ends().contains(&spec.layer);
+            let turns = if is_end && sharding >= Sharding::Gradients { TURNS_OF_ENDS } else { spec.turns };
+            ParamSpec { master_form, grad_type, sharding, turns, ..spec.clone() }
         };
         let specs = architecture.specs.iter().map(spec).collect();
         let specs = with_state_on_host(specs, options.state_on_host, bucket_bytes, ranks, rest);
@@ -171,10 +174,11 @@ impl Stage {
             optimizer = optimizer.skipping_spikes(device, skip, numbers.losses.loss())?;
         }
         let gradients = GradientSync::new(device, &params, layers, options.grad_reduce)?;
+        let divided_gradients = if sharding >= Sharding::Gradients { divided } else { 0..0 };
         let graphs = StepPolicy::manager(
             compute.clone(),
             &options.graphs,
-            step_shape(architecture, options.hooks, sizes, sharding),
+            step_shape(architecture, options.hooks, sizes, divided_gradients),
         )?;
         let layers_are_graphs = graphs.policy().graphs() == Some(Scope::PerLayer);
         let is_away = options.layers_on_host > 0 || options.state_on_host > 0.0;
@@ -240,7 +244,12 @@ fn positions(device: &Device, areas: &mut Vec<Area>, here: &TokensHere, samples:
 }
 
 /// What the policy of graphs knows of the model and the data.
-fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes, sharding: Sharding) -> StepShape {
+fn step_shape(
+    architecture: &Architecture,
+    hooks: Hooks,
+    microbatch: BatchSizes,
+    divided_gradients: Range<usize>,
+) -> StepShape {
     let layers = &architecture.layers;
     StepShape {
         layers: layers.total,
@@ -250,8 +259,20 @@ fn step_shape(architecture: &Architecture, hooks: Hooks, microbatch: BatchSizes,
         hooks,
         microbatch,
         context_ranks: architecture.ranks.at(Axis::Context).count,
-        divided_gradients: if sharding >= Sharding::Gradients { layers.between_ends() } else { 0..0 },
+        divided_gradients,
     }
+}
+
+/// The layers whose gradients and weights ranks may divide: blocks, and with them embedding and head if these take less
+/// memory divided. A buffer in which the two take turns is as large as the larger one, and a rank keeps its parts of both.
+/// So an end alone on its stage stays whole, and a tied table, which both ends use.
+fn divided_layers(architecture: &Architecture, rest: Axes) -> Range<usize> {
+    let (layers, ranks) = (&architecture.layers, &architecture.ranks);
+    let of_layer = |layer: usize| architecture.specs.iter().filter(move |spec| spec.layer == layer);
+    let elements = |layer: usize| of_layer(layer).map(|spec| spec.shape.elements()).sum::<usize>();
+    let [first, last] = [0, layers.total - 1].map(elements);
+    let parts = of_layer(0).map(|spec| ranks.place(spec.spread.sums(ranks) & rest).count).max().unwrap_or(1);
+    if first.min(last) * parts > first + last { 0..layers.total } else { layers.between_ends() }
 }
 
 /// What ranks with other tokens divide. A single rank divides no gradients and no weights.

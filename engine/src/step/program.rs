@@ -14,7 +14,7 @@ use crate::hooks::after_layer;
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, Saved};
 use crate::optimizer::Optimizer;
-use crate::params::Params;
+use crate::params::{ParamSpec, Params, Sharding};
 use crate::passes::{StepOf, Timing};
 use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Region, Room};
@@ -52,6 +52,11 @@ struct Forwarded {
     hidden: Hidden,
     /// By layer: the values that its backward needs.
     saved: Vec<Saved>,
+}
+
+/// Whether ranks divide a parameter's gradient: then it has a buffer while a microbatch's backward runs.
+fn is_divided(spec: &ParamSpec) -> bool {
+    spec.sharding >= Sharding::Gradients
 }
 
 /// The layers of a chunk in one direction, from the first to the last: a region of its own if chunks become graphs.
@@ -120,19 +125,20 @@ impl StepProgram {
     }
 
     /// Sets to 0: the sums of losses and loads, in steps that measure the counts of 8-bit copies, and sparse gradients.
-    /// Each microbatch adds to sparse gradients. All other gradients are overwritten by the first microbatch's
-    /// backward.
+    /// Each microbatch adds to sparse gradients, unless ranks divide them. All other gradients are overwritten by the first
+    /// microbatch's backward.
     fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
         self.zero_sums(cx)?;
         if let (Mode::Measure, Some(counts)) = (cx.mode().mode, self.params.fp8_counts()) {
             counts.zero(cx)?;
         }
-        for (_, param) in self.params.iter().filter(|(spec, _)| spec.sparse) {
-            if let Some(output) = param.grad {
-                cx.run(Fill { output, value: 0.0 })?;
-            }
-        }
-        Ok(())
+        self.zero_sparse(cx, |spec| !is_divided(spec))
+    }
+
+    /// Sets the sparse gradients of some parameters to 0.
+    fn zero_sparse(&self, cx: &StepContext<'_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
+        let sparse = self.params.iter().filter(|(spec, _)| spec.sparse && of(spec));
+        sparse.filter_map(|(_, param)| param.grad).try_for_each(|output| cx.run(Fill { output, value: 0.0 }))
     }
 
     fn set_passes(&self, cx: &mut StepContext<'_>, tasks: &[Task]) {
@@ -299,10 +305,11 @@ impl StepProgram {
         for (at, (module, saved)) in chunk.layers.iter().zip(saved).enumerate().rev() {
             let layer = chunk.first + at;
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                self.gather(cx, layer, Use::Later)?;
+                self.gather(cx, layer, Use::Backward)?;
                 if let Some(after) = self.gradients.after_in_chunk(layer) {
                     self.sum_divided(cx, after)?;
                 }
+                self.zero_sparse(cx, |spec| spec.layer == layer && is_divided(spec))?;
                 let grad = module.backward(cx, saved, grad)?;
                 self.complete_gradients(cx, layer, microbatch, Phase::Backward)?;
                 // No other backward of the chunk comes after. The step's last sums are work of `Region::Reduce`.

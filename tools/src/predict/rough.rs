@@ -131,17 +131,19 @@ impl Rough {
         let divided_from = |least: Sharding| if parallel.sharding >= least { data } else { 1.0 };
         let [divided, of_gradients, of_weights] =
             [Sharding::State, Sharding::Gradients, Sharding::Weights].map(divided_from);
+        let ends_take_turns = stages == 1 && !plan.config.model.tie_embeddings;
         let memory = |stage: usize| {
             let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
             let kind = |kind: usize| blocks_of(stage, &|cost| cost.memory[kind]) + ends * costs.rest.memory[kind];
             let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
             let activations = blocks_of(stage, &|cost| cost.memory[3]) * in_flight + ends * costs.rest.memory[3];
             let state = kind(0) * 2.0 / 3.0 / divided + kind(2) / divided;
-            // Of blocks alone, which take turns in two buffers.
+            // Blocks take turns in two buffers. Embedding and head on one stage take turns in one as large as one of them.
             let of_blocks = |kind: usize, divided: f64| {
                 let blocks = blocks_of(stage, &|cost| cost.memory[kind]);
                 let turns = if divided > 1.0 { 2.0 * costs.block.memory[kind] } else { 0.0 };
-                blocks / divided + turns + ends * costs.rest.memory[kind]
+                let of_ends = if divided > 1.0 && ends_take_turns { 0.5 + 1.0 / divided } else { ends };
+                blocks / divided + turns + of_ends.min(ends) * costs.rest.memory[kind]
             };
             (of_blocks(0, of_weights) / 3.0 + of_blocks(1, of_gradients) + state + activations, state)
         };

@@ -160,13 +160,15 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
             format!("{masters} master, {grads} main_grad, {weights} {compute}{eight_bit}")
         }
     };
+    let ends_are_divided = params.specs.iter().all(|spec| spec.sharding >= Sharding::Gradients || spec.stays_whole);
+    let of = if ends_are_divided { "" } else { " of blocks" };
     let divided = match params.state_ranks() {
-        1 => "",
-        _ if plan.parallel.sharding == Sharding::Weights => "; gradients and weights of blocks divided over ranks",
-        _ if plan.parallel.sharding == Sharding::Gradients => "; gradients of blocks divided over ranks",
-        _ => "",
+        1 => String::new(),
+        _ if plan.parallel.sharding == Sharding::Weights => format!("; gradients and weights{of} divided over ranks"),
+        _ if plan.parallel.sharding == Sharding::Gradients => format!("; gradients{of} divided over ranks"),
+        _ => String::new(),
     };
-    trained + &frozen + divided
+    trained + &frozen + &divided
 }
 
 fn optimizer(plan: &RunPlan, stage: &Stage) -> String {
