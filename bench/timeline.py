@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-TRANSFERS = {"all_reduce", "all_gather", "reduce_scatter", "send", "receive"}
+TRANSFERS = {"all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "send", "receive"}
 WORK = {"kernel", "copy", "set", "operation"}
 COLOURS = {
     "forward": "#4c78a8",

@@ -15,6 +15,16 @@ pub enum CollectiveKind {
     AllGather,
     /// The sum over ranks is split into one equal part per rank, and each rank ends with its own part.
     ReduceScatterSum,
+    /// Every rank ends with the input of one rank. The others have none: their input is their output.
+    Broadcast {
+        /// The rank with the input.
+        from: usize,
+    },
+    /// One rank ends with the sum over ranks, elementwise. The others have no output: their output is their input.
+    ReduceSum {
+        /// The rank that ends with the sum.
+        to: usize,
+    },
     /// Every rank's input has an equal part for each rank, in rank order. It ends with the parts that are for it, in the
     /// order of the ranks that they come from.
     AllToAll,
@@ -43,6 +53,8 @@ impl CollectiveKind {
             CollectiveKind::AllReduceMax => "all_reduce_max",
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatterSum => "reduce_scatter",
+            CollectiveKind::Broadcast { .. } => "broadcast",
+            CollectiveKind::ReduceSum { .. } => "reduce",
             CollectiveKind::AllToAll => "all_to_all",
             CollectiveKind::ToNext => "to_next",
             CollectiveKind::Rows(rows) => rows.name(),
@@ -71,12 +83,16 @@ impl CollectiveKind {
     pub fn only_moves(self) -> bool {
         match self {
             CollectiveKind::AllGather
+            | CollectiveKind::Broadcast { .. }
             | CollectiveKind::AllToAll
             | CollectiveKind::ToNext
             | CollectiveKind::Rows(_)
             | CollectiveKind::Send { .. }
             | CollectiveKind::Receive { .. } => true,
-            CollectiveKind::AllReduceSum | CollectiveKind::AllReduceMax | CollectiveKind::ReduceScatterSum => false,
+            CollectiveKind::AllReduceSum
+            | CollectiveKind::AllReduceMax
+            | CollectiveKind::ReduceScatterSum
+            | CollectiveKind::ReduceSum { .. } => false,
         }
     }
 }

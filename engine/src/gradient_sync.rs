@@ -29,7 +29,7 @@ use parallel::{Axis, Ranks};
 use crate::layer_partition::StageLayers;
 use crate::params::{
     BucketMemory, CodeMemory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding,
-    WeightSource, part_of,
+    WeightSource,
 };
 use crate::step_policy::StepContext;
 
@@ -169,12 +169,13 @@ impl GradientSync {
             }
         };
         let Some(communicator) = self.ranks.over(of.rest) else { return Vec::new() };
-        let gather = Collective {
-            kind: CollectiveKind::AllGather,
-            communicator: communicator.clone(),
-            input: own.owned,
-            output: of.weights,
+        let (kind, input) = match of.owner {
+            None => (CollectiveKind::AllGather, own.owned),
+            // The other ranks only receive.
+            Some(from) if own.owned.elements() == 0 => (CollectiveKind::Broadcast { from }, of.weights),
+            Some(from) => (CollectiveKind::Broadcast { from }, own.owned),
         };
+        let gather = Collective { kind, communicator: communicator.clone(), input, output: of.weights };
         let quantized = own.quantized.iter().filter(|_| used == Use::First);
         let quantized = quantized.flat_map(|part| quantization(cx, part, communicator));
         quantized.chain([gather.into()]).collect()
@@ -203,35 +204,40 @@ impl GradientSync {
         let of_layer = self.buckets.iter().filter(|bucket| bucket.layer == layer);
         let divided = of_layer.filter(|bucket| bucket.sharding >= Sharding::Gradients);
         let with_part = |bucket: &BucketMemory| {
-            let (sum, output) = (part_of(self.ranks.place(bucket.rest), bucket.grads), bucket.owned_grads);
+            let (sum, output) = (bucket.owned.of_tensor(bucket.grads), bucket.owned_grads);
             let keep = match summand {
                 Summand::First => Copy { input: sum, output }.into(),
                 Summand::Later => Add { a: output, b: sum, output }.into(),
             };
-            self.reduction(bucket).into_iter().chain([keep]).collect::<Vec<Op>>()
+            let keep = Some(keep).filter(|_| output.elements() > 0);
+            self.reduction(bucket).into_iter().chain(keep).collect::<Vec<Op>>()
         };
         divided.flat_map(with_part).collect()
     }
 
-    /// The operations that sum a bucket over the ranks. With a divided state this rank receives the sum of its own part
-    /// only, in its place.
+    /// The operations that sum a bucket over the ranks. With a divided state this rank receives the sum of the elements
+    /// that it updates only, in their place.
     fn reduction(&self, bucket: &BucketMemory) -> Vec<Op> {
-        let (grads, place) = (bucket.grads, self.ranks.place(bucket.rest));
+        let (grads, owned) = (bucket.grads, bucket.owned);
         let rounded = self.rounded.filter(|rounded| rounded.dtype != grads.dtype);
         let input = rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));
-        let output = part_of(place, input);
-        let scatter = self.ranks.over(bucket.rest).map(|communicator| {
-            let kind = CollectiveKind::ReduceScatterSum;
-            Collective { kind, communicator: communicator.clone(), input, output }.into()
+        let output = owned.of_tensor(input);
+        let to_owners = self.ranks.over(bucket.rest).map(|communicator| {
+            let communicator = communicator.clone();
+            match bucket.owner {
+                None => Collective { kind: CollectiveKind::ReduceScatterSum, communicator, input, output }.into(),
+                Some(to) => Collective::in_place(CollectiveKind::ReduceSum { to }, communicator, input).into(),
+            }
         });
-        let others = self.ranks.chain(bucket.sums - bucket.rest).into_iter();
+        let others = self.ranks.chain(bucket.sums - bucket.rest).into_iter().filter(|_| owned.elements > 0);
         let sums = others.map(|group| Collective::in_place(CollectiveKind::AllReduceSum, group, output).into());
-        let sums: Vec<Op> = scatter.into_iter().chain(sums).collect();
+        let sums: Vec<Op> = to_owners.into_iter().chain(sums).collect();
         match rounded {
             Some(_) if !sums.is_empty() => {
                 let rounded = Copy { input: grads, output: input }.into();
-                let back = Copy { input: output, output: part_of(place, grads) }.into();
-                [rounded].into_iter().chain(sums).chain([back]).collect()
+                let back = Copy { input: output, output: owned.of_tensor(grads) }.into();
+                let back = Some(back).filter(|_| owned.elements > 0);
+                [rounded].into_iter().chain(sums).chain(back).collect()
             }
             _ => sums,
         }

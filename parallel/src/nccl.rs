@@ -203,6 +203,12 @@ impl Communicator for NcclCommunicator {
                 }
                 CollectiveKind::AllGather => (nccl.all_gather)(from, to, inputs, dtype, group, stream),
                 CollectiveKind::ReduceScatterSum => (nccl.reduce_scatter)(from, to, outputs, dtype, sum, group, stream),
+                CollectiveKind::Broadcast { from: root } => {
+                    (nccl.broadcast)(from, to, inputs, dtype, root as i32, group, stream)
+                }
+                CollectiveKind::ReduceSum { to: root } => {
+                    (nccl.reduce)(from, to, inputs, dtype, sum, root as i32, group, stream)
+                }
                 CollectiveKind::AllToAll => {
                     let (ranks, part) = (self.members.len(), inputs / self.members.len());
                     let first = |rank: usize| rank * part * input.dtype.size();

@@ -28,6 +28,9 @@ pub(crate) struct NcclLibrary {
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, Type, Reduction, Handle, Stream) -> Code,
     pub(crate) reduce_scatter:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, Type, Reduction, Handle, Stream) -> Code,
+    pub(crate) broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, Type, c_int, Handle, Stream) -> Code,
+    pub(crate) reduce:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, Type, Reduction, c_int, Handle, Stream) -> Code,
     pub(crate) all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, Type, Handle, Stream) -> Code,
 }
 
@@ -58,6 +61,8 @@ impl NcclLibrary {
                 receive: *library.get("ncclRecv").ok()?,
                 all_reduce: *library.get("ncclAllReduce").ok()?,
                 reduce_scatter: *library.get("ncclReduceScatter").ok()?,
+                broadcast: *library.get("ncclBroadcast").ok()?,
+                reduce: *library.get("ncclReduce").ok()?,
                 all_gather: *library.get("ncclAllGather").ok()?,
             })
         }

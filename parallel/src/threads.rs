@@ -143,8 +143,12 @@ impl ThreadCommunicator {
             Some((from, to)) => (vec![self.group[from], self.group[to]], usize::from(to == self.rank)),
             None => (self.group.clone(), self.rank),
         };
+        let receives = match kind {
+            CollectiveKind::Broadcast { from } => from != me,
+            _ => between.is_some() && me == 1,
+        };
         // A receiver contributes no values.
-        let values = if between.is_some() && me == 1 { Vec::new() } else { host_memory::read(tensor) };
+        let values = if receives { Vec::new() } else { host_memory::read(tensor) };
         let key = TransferKey { communicator: self.id, between, number };
         let contribution = Contribution { kind, dtype: tensor.dtype, elements: tensor.elements(), values };
         self.member.rendezvous.put(&key, participants, me, contribution);
@@ -258,6 +262,9 @@ fn write_result(kind: CollectiveKind, me: usize, contributions: &[Arc<Contributi
                 contributions.iter().flat_map(|contribution| contribution.values.iter().copied()),
             );
         }
+        CollectiveKind::Broadcast { from } => host_memory::write(output, contributions[from].values.iter().copied()),
+        CollectiveKind::ReduceSum { to } if to == me => sum(0..elements),
+        CollectiveKind::ReduceSum { .. } => {}
         CollectiveKind::AllToAll => {
             let part = output.elements() / contributions.len();
             let parts = contributions.iter().map(|from| &from.values[me * part..(me + 1) * part]);

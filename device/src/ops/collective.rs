@@ -22,6 +22,7 @@ pub struct Collective {
     pub input: Tensor,
     /// Of the same type; may be `input`, but not of an all-to-all or a step of a ring. As many elements as `input`, times the
     /// number of ranks for an all-gather, divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
+    /// So it is on the ranks without an input of a broadcast, and on those without an output of a reduce.
     pub output: Tensor,
 }
 
@@ -35,6 +36,8 @@ impl Collective {
             CollectiveKind::ReduceScatterSum => bytes > 0 && bytes.is_multiple_of(16 * ranks),
             CollectiveKind::Rows(_) => return true,
             CollectiveKind::AllReduceMax
+            | CollectiveKind::Broadcast { .. }
+            | CollectiveKind::ReduceSum { .. }
             | CollectiveKind::AllToAll
             | CollectiveKind::ToNext
             | CollectiveKind::Send { .. }
@@ -69,9 +72,12 @@ impl Collective {
 
     /// Whether this rank has an input, and whether it has an output.
     fn takes_and_gives(&self) -> (bool, bool) {
+        let rank = self.communicator.rank();
         match self.kind {
             CollectiveKind::Send { .. } => (true, false),
             CollectiveKind::Receive { .. } => (false, true),
+            CollectiveKind::Broadcast { from } => (from == rank, true),
+            CollectiveKind::ReduceSum { to } => (true, to == rank),
             _ => (true, true),
         }
     }
@@ -124,6 +130,13 @@ impl Operation for Collective {
             _ => self.input.elements(),
         };
         ensure_elements(name, "output", &self.output, expected)?;
+        if let CollectiveKind::Broadcast { from: root } | CollectiveKind::ReduceSum { to: root } = self.kind {
+            ensure(name, root < ranks, || format!("rank {root} is none of {ranks}"))?;
+            let is_one = self.input.address == self.output.address;
+            ensure(name, root == self.communicator.rank() || is_one, || {
+                "this rank has either an input or an output: `input` and `output` are the same tensor".into()
+            })?;
+        }
         if let Some(peer) = self.kind.sender().or(self.kind.receiver()) {
             ensure(name, peer < ranks && peer != self.communicator.rank(), || {
                 format!("rank {} of {ranks} cannot exchange with rank {peer}", self.communicator.rank())

@@ -45,8 +45,6 @@ impl UpdateRule for Signum {
         StepControl { control, status }: StepControl,
         _: &Params,
     ) -> Box<Update> {
-        // Ranks that divide the state may have no element of a parameter.
-        let updates: Vec<ParamUpdate> = updates.into_iter().filter(|of| of.master.elements() > 0).collect();
         let averages = updates.iter().map(|of| MomentumTensors { grad: of.grad, momentum: of.state[0] });
         let average = NesterovMomentum { tensors: averages.collect(), beta: self.momentum, status };
         let steps = updates.iter().map(|of| DecayedTensors {

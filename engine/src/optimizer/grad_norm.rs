@@ -34,7 +34,7 @@ impl GradNorm {
             // Whole buckets, with their padding, are fewer tensors.
             true => {
                 let buckets = params.buckets().filter(|bucket| bucket.tied != Some(TiedCopy::Replica));
-                buckets.map(|bucket| bucket.owned_grads).collect()
+                buckets.map(|bucket| bucket.owned_grads).filter(|grads| grads.elements() > 0).collect()
             }
             false => {
                 let ranges = trained().flat_map(|(index, (_, param))| {

@@ -56,7 +56,7 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// element that this rank updates.
     fn state(&self) -> &'static [RuleState];
 
-    /// The update of these of all parameters, as it is recorded in every step. It reads the learning rate from `control` and the
+    /// The update of these of all parameters, each with an element that this rank updates, as it is recorded in every step. It reads the learning rate from `control` and the
     /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite. State on the host
     /// comes to the device for each operation that uses it: such an operation is small if the update has parts.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
@@ -66,8 +66,12 @@ pub trait UpdateRule: Debug + Send + Sync {
         false
     }
 
-    /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is also given parameters
-    /// without an element that this rank updates.
+    /// Whether its update needs whole parameters. Ranks that divide the state then divide it by parameters.
+    fn updates_whole_parameters(&self) -> bool {
+        false
+    }
+
+    /// Whether its update writes to the gradients that it is given.
     fn overwrites_gradients(&self) -> bool {
         false
     }
@@ -76,13 +80,11 @@ pub trait UpdateRule: Debug + Send + Sync {
 /// Submits the update of a rule's parameters.
 pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 
-/// The tensors of one parameter that an update reads and writes. All but `whole_grad` have the same number of elements.
+/// The tensors of one parameter that an update reads and writes. All have the same number of elements.
 #[derive(Clone)]
 pub struct ParamUpdate {
     /// The declaration.
     pub spec: ParamSpec,
-    /// `main_grad` of all elements that this rank stores, f32 or bf16, in the parameter's shape.
-    pub whole_grad: Tensor,
     /// Master weights, f32, or their remainders, u16; updated.
     pub master: Tensor,
     /// The weights that layers read, rewritten from the master weights; `None` if both are the same memory.

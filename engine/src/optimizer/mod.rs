@@ -113,12 +113,10 @@ impl Optimizer {
                     there().zip(tensors).for_each(|(member, tensor)| state[member.index].push((name, tensor)));
                 }
             }
-            let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
-            let members = members.iter().filter(|member| takes(member.param));
+            let members = members.iter().filter(|member| member.param.owned.elements > 0);
             let update = members.filter_map(|&Member { index, param, group }| {
                 Some(ParamUpdate {
                     spec: params.specs[index].clone(),
-                    whole_grad: param.grad?,
                     master: param.master,
                     weight: param.owned_weight,
                     grad: param.owned_grad?,
@@ -239,7 +237,6 @@ fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<R
             None => rules.push((&group.rule, vec![member])),
         }
     }
-    rules.sort_by_key(|(rule, _)| rule.overwrites_gradients());
     Ok(rules)
 }
 

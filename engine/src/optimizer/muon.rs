@@ -1,35 +1,33 @@
 //! Muon: the matrices of the momentum are made orthogonal.
 //!
-//! An update needs whole matrices, and ranks have parts of them. They come together in `main_grad`, because no gradient
-//! is read after the other rules have run:
+//! An update needs whole matrices:
 //!
-//! 1. Each rank updates the momentum of the elements that it owns, and writes their direction over their gradient.
-//! 2. With a distributed optimizer the data-parallel ranks gather each bucket.
-//! 3. Each matrix belongs to one data-parallel rank, balanced by cost. That rank makes it orthogonal, after it has gathered
-//!    the shards of tensor-parallel ranks. These all do the same work. The other data-parallel ranks write zeros.
-//! 4. The data-parallel ranks sum each bucket, so that each has the directions of its own elements. The other summands
-//!    are zeros, so the sum is exact.
-//! 5. Each rank updates the weights that it owns.
+//! 1. The momentum is updated, and its direction written over the gradient.
+//! 2. A matrix is made orthogonal, after its shards on tensor-parallel ranks were gathered. These ranks all do the same
+//!    work.
+//! 3. The weights are updated.
 //!
-//! If ranks divide gradients, steps 2 to 4 are done for two layers at a time, in the buffers for whole gradients.
+//! With a distributed optimizer each parameter belongs to one rank of those that divide the state
+//! ([`Division::Parameters`](crate::params::Division)): that rank has its gradient, momentum and master weights, and does all three. Else each of
+//! the ranks with other tokens has all of these. Then the work of step 2 is divided alike, and each rank sends the
+//! directions that it made.
 //!
-//! Of an expert's matrix, data-parallel ranks are those that have it.
+//! Of an expert's matrix, these ranks are those that have it.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use device::ops::{
-    Collective, CollectiveKind, Copy, Corner, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum,
+    Collective, CollectiveKind, Corner, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum,
     RuleState, ScaleBlock, StateValues,
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
-use parallel::{Axes, Axis, Place, Ranks};
+use parallel::{Axis, Ranks};
 
 use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
-use super::newton_schulz::{cost, orthogonalize};
+use super::newton_schulz::orthogonalize;
 use super::parts::parts;
-use crate::params::{BucketMemory, ParamSpec, Params, Sharding};
+use crate::params::{Belonging, ParamSpec, Params, owners};
 use crate::step_policy::StepContext;
 
 /// Muon (Jordan, 2024), for the weights of linear layers in blocks. Queries, keys and values are matrices of their own, and so
@@ -61,10 +59,14 @@ impl UpdateRule for Muon {
         true
     }
 
+    fn updates_whole_parameters(&self) -> bool {
+        true
+    }
+
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update> {
         let ranks = params.ranks();
         let StepControl { control, status } = control;
-        let parts = parts(updates.iter().filter(|param| param.master.elements() > 0));
+        let parts = parts(updates.iter());
         let momentum = |part: &Vec<ParamUpdate>| {
             let momenta = part.iter().map(|param| MomentumTensors { grad: param.grad, momentum: param.state[0] });
             NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status }
@@ -81,21 +83,14 @@ impl UpdateRule for Muon {
         };
         let momenta: Vec<NesterovMomentum> = parts.iter().map(momentum).collect();
         let steps: Vec<DecayedStep> = parts.iter().map(step).collect();
-        let rounds = rounds(&updates, params);
+        let sent = sent(&updates, ranks);
+        let ours = updates.iter().zip(&sent).filter(|(_, sent)| sent.as_ref().is_none_or(Sent::is_ours));
+        let matrices: Vec<Matrix> = ours.flat_map(|(update, _)| matrices(update, ranks)).collect();
         let (muon, tensor_parallel) = (*self, ranks.along(Axis::Tensor).cloned());
         Box::new(move |cx| {
             momenta.iter().try_for_each(|momentum| cx.run(momentum.clone()))?;
-            for Round { exchanged, matrices } in &rounds {
-                exchanged.iter().try_for_each(|bucket| bucket.gather(cx))?;
-                for (matrix, is_ours) in matrices {
-                    if *is_ours {
-                        muon.orthogonalize(cx, matrix, tensor_parallel.as_ref())?;
-                    } else {
-                        cx.run(Fill { output: matrix.stored, value: 0.0 })?;
-                    }
-                }
-                exchanged.iter().try_for_each(|bucket| bucket.sum(cx))?;
-            }
+            matrices.iter().try_for_each(|matrix| muon.orthogonalize(cx, matrix, tensor_parallel.as_ref()))?;
+            sent.iter().flatten().try_for_each(|sent| cx.run(sent.0.clone()))?;
             steps.iter().try_for_each(|step| cx.run(step.clone()))
         })
     }
@@ -140,7 +135,7 @@ impl Muon {
 /// A matrix that is made orthogonal by itself.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
-    /// This rank's stored part of it in `main_grad`, f32 `(rows, columns)`.
+    /// This rank's stored part of its gradient, f32 `(rows, columns)`.
     stored: Tensor,
     /// Rows of the whole.
     rows: usize,
@@ -154,14 +149,11 @@ struct Matrix {
     is_divided: bool,
     /// No tensor-parallel rank before this one stores the same part.
     is_first_copy: bool,
-    /// The ranks with the same part and other tokens: one of them makes it orthogonal.
-    shared: Axes,
 }
 
 /// The matrices that are packed in a parameter.
 fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
     let (spec, width) = (&update.spec, update.spec.shape.last());
-    let shared = spec.spread.sums(ranks);
     let mut before = 0;
     let mut matrices = Vec::new();
     for part in &spec.spread.parts {
@@ -177,14 +169,13 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
         let is_divided = within.into_iter().any(|over| ranks.place(over).has_others());
         for _ in 0..count {
             matrices.push(Matrix {
-                stored: update.whole_grad.view(before * width, [here.len(), width]),
+                stored: update.grad.view(before * width, [here.len(), width]),
                 rows,
                 columns,
                 row: here.start,
                 column,
                 is_divided,
                 is_first_copy: ranks.place(copies).is_first(),
-                shared,
             });
             before += here.len();
         }
@@ -192,113 +183,28 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
     matrices
 }
 
-/// For each matrix, whether this rank makes it orthogonal. Of the ranks that share matrices the one with the least work gets
-/// the dearest first.
-fn assigned(matrices: Vec<Matrix>, ranks: &Ranks) -> Vec<(Matrix, bool)> {
-    let cost = |matrix: &Matrix| cost(matrix.rows, matrix.columns);
-    let mut order: Vec<usize> = (0..matrices.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(cost(&matrices[index])));
-    let mut loads: HashMap<Axes, Vec<_>> = HashMap::new();
-    let mut is_ours = vec![false; matrices.len()];
-    for index in order {
-        let Place { index: rank, count } = ranks.place(matrices[index].shared);
-        let load = loads.entry(matrices[index].shared).or_insert_with(|| vec![0; count]);
-        let least = (0..count).min_by_key(|&rank| load[rank]).unwrap_or(0);
-        load[least] += cost(&matrices[index]);
-        is_ours[index] = least == rank;
+/// The directions of a parameter, which one rank made and all get.
+struct Sent(Collective);
+
+impl Sent {
+    /// Whether this rank makes them.
+    fn is_ours(&self) -> bool {
+        self.0.kind == CollectiveKind::Broadcast { from: self.0.communicator.rank() }
     }
-    matrices.into_iter().zip(is_ours).collect()
 }
 
-/// Buckets whose directions are whole at the same time, and their matrices, each with whether this rank makes it
-/// orthogonal. There is one round, or, if ranks divide gradients, one for every two layers: these have the buffers for
-/// whole gradients.
-struct Round {
-    exchanged: Vec<Exchanged>,
-    matrices: Vec<(Matrix, bool)>,
-}
-
-fn rounds(updates: &[ParamUpdate], params: &Params) -> Vec<Round> {
-    let ranks = params.ranks();
-    // Each has its buckets, and the indices of updates.
-    let mut all: Vec<(Vec<BucketMemory>, Vec<usize>)> = Vec::new();
-    for bucket in params.buckets() {
-        let members: Vec<usize> = (0..updates.len()).filter(|&index| has(&bucket, &updates[index])).collect();
-        if members.is_empty() {
-            continue;
-        }
-        let range = bucket.grads.range();
-        let meets = |other: &BucketMemory| {
-            let other = other.grads.range();
-            range.start < other.end && other.start < range.end
-        };
-        match all.last_mut().filter(|(others, _)| !others.iter().any(meets)) {
-            Some((buckets, indices)) => {
-                buckets.push(bucket);
-                indices.extend(members);
-            }
-            None => all.push((vec![bucket], members)),
-        }
-    }
-    let round = |(buckets, mut indices): (Vec<BucketMemory>, Vec<usize>)| {
-        indices.sort_unstable();
-        let matrices = indices.into_iter().flat_map(|index| matrices(&updates[index], ranks)).collect();
-        let exchanged = buckets.iter().map(|bucket| Exchanged::new(bucket, ranks)).collect();
-        Round { exchanged, matrices: assigned(matrices, ranks) }
+/// For each parameter the directions that ranks send; `None` if ranks divide its state, or no rank has other tokens.
+fn sent(updates: &[ParamUpdate], ranks: &Ranks) -> Vec<Option<Sent>> {
+    let belonging = |update: &ParamUpdate| {
+        let over = update.spec.spread.sums(ranks);
+        Belonging { elements: update.grad.elements(), over }
     };
-    all.into_iter().map(round).collect()
-}
-
-/// Whether a parameter is in a bucket. Layers that take turns have the same memory.
-fn has(bucket: &BucketMemory, update: &ParamUpdate) -> bool {
-    let is_layer = bucket.sharding < Sharding::Gradients || bucket.layer == update.spec.layer;
-    is_layer && bucket.grads.range().contains(&update.whole_grad.address)
-}
-
-/// A bucket that ranks with the same matrices exchange: all of its range of `main_grad`.
-struct Exchanged {
-    /// The ranks that divide it; `None` if each has all.
-    divided: Option<Rc<dyn Communicator>>,
-    /// The ranks that have the same part.
-    others: Vec<Rc<dyn Communicator>>,
-    whole: Tensor,
-    /// This rank's part: all of it unless the optimizer is distributed.
-    part: Tensor,
-}
-
-impl Exchanged {
-    fn new(bucket: &BucketMemory, ranks: &Ranks) -> Exchanged {
-        let divided = ranks.over(bucket.rest).cloned();
-        let others = match divided {
-            Some(_) => ranks.chain(bucket.sums - bucket.rest),
-            None => ranks.over(bucket.sums).cloned().into_iter().collect(),
-        };
-        Exchanged { divided, others, whole: bucket.grads, part: bucket.owned_grads }
-    }
-
-    /// Every rank receives the directions that the others made.
-    fn gather(&self, cx: &StepContext<'_>) -> Result<()> {
-        let (input, output) = (self.part, self.whole);
-        match self.divided.clone() {
-            Some(communicator) => cx.run(Collective { kind: CollectiveKind::AllGather, communicator, input, output }),
-            None if input.address != output.address => cx.run(Copy { input, output }),
-            None => Ok(()),
-        }
-    }
-
-    /// Every rank receives the orthogonal directions of the elements that it updates.
-    fn sum(&self, cx: &StepContext<'_>) -> Result<()> {
-        let (input, output) = (self.whole, self.part);
-        match self.divided.clone() {
-            Some(communicator) => {
-                cx.run(Collective { kind: CollectiveKind::ReduceScatterSum, communicator, input, output })?;
-            }
-            None if input.address != output.address => cx.run(Copy { input, output })?,
-            None => {}
-        }
-        let sum = |group: &Rc<dyn Communicator>| {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), output))
-        };
-        self.others.iter().try_for_each(sum)
-    }
+    let makers = owners(&updates.iter().map(belonging).collect::<Vec<_>>(), ranks);
+    let sent = |(update, from): (&ParamUpdate, usize)| {
+        let spread = &update.spec.spread;
+        let group = if ranks.place(spread.rest).has_others() { None } else { ranks.over(spread.sums(ranks)) };
+        let kind = CollectiveKind::Broadcast { from };
+        group.map(|group| Sent(Collective::in_place(kind, group.clone(), update.grad)))
+    };
+    updates.iter().zip(makers).map(sent).collect()
 }

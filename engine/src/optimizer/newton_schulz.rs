@@ -47,12 +47,6 @@ pub(super) fn orthogonalize(cx: &mut StepContext<'_>, matrix: Tensor, steps: usi
     Ok(x)
 }
 
-/// Multiplications and additions of an iteration for a matrix of that shape: the measure of its cost.
-pub(super) fn cost(rows: usize, columns: usize) -> usize {
-    let (side, other) = (rows.min(columns), rows.max(columns));
-    side * side * (2 * other + side)
-}
-
 fn product(a: Tensor, b: Tensor, out: Tensor, transpose_a: bool, transpose_b: bool) -> Gemm {
     Gemm { transpose_a, transpose_b, ..Gemm::plain(a, b, out) }
 }

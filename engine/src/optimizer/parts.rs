@@ -14,10 +14,10 @@ const FEWEST: usize = 8;
 pub(super) fn parts<'u>(all: impl Iterator<Item = &'u ParamUpdate>) -> Vec<Vec<ParamUpdate>> {
     let (away, here): (Vec<&ParamUpdate>, Vec<_>) = all.partition(|each| each.spec.state_home == Home::Host);
     let mut parts = vec![here.into_iter().cloned().collect::<Vec<_>>()];
+    parts.retain(|part| !part.is_empty());
     if away.is_empty() {
         return parts;
     }
-    parts.retain(|part| !part.is_empty());
     let elements: usize = away.iter().map(|each| each.master.elements()).sum();
     let size = elements.div_ceil(FEWEST).next_multiple_of(ALIGNMENT).min(MOST);
     let mut room = 0;

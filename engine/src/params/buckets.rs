@@ -6,7 +6,7 @@ use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{DType, Tensor};
 use parallel::Axes;
 
-use super::flat_layout::{ALIGNMENT, Bucket, part_of};
+use super::flat_layout::{ALIGNMENT, Bucket, OwnedRange};
 use super::sharding::Sharding;
 use super::weight_memory::Home;
 use super::{CodeMemory, Params, TiedCopy, grads_of, of_home};
@@ -25,7 +25,11 @@ pub struct BucketMemory {
     pub rest: Axes,
     /// What these divide. If that is gradients, `grads` has those of one microbatch.
     pub sharding: Sharding,
-    /// The gradients that this rank updates, flat: a part of `grads` unless ranks divide gradients.
+    /// The rank among these that updates all of it; `None` if each updates a part.
+    pub owner: Option<usize>,
+    /// The elements that this rank updates.
+    pub owned: OwnedRange,
+    /// Their gradients, flat: a part of `grads` unless ranks divide gradients.
     pub owned_grads: Tensor,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
@@ -42,6 +46,8 @@ pub struct PartedWeights {
     pub source: WeightSource,
     /// The ranks that have parts.
     pub rest: Axes,
+    /// The rank among these that has all; `None` if each has a part.
+    pub owner: Option<usize>,
     /// What these divide. If that is weights, the whole ones are there while the layer runs.
     pub sharding: Sharding,
     /// Backward reads them too. It does not read tables that forward looks rows up in.
@@ -101,9 +107,9 @@ impl Params {
         let memory = |bucket: &Bucket| {
             let all_grads = grads_of(self.grads, &self.layout, bucket.home.grads);
             let grads = all_grads.view(bucket.start, [bucket.elements]);
-            let owned_grads = all_grads.view(bucket.part_start, [bucket.elements / bucket.part.count]);
-            let &Bucket { layer, sums, home: Home { rest, sharding, .. }, tied, .. } = bucket;
-            BucketMemory { layer, grads, sums, rest, sharding, owned_grads, tied }
+            let owned_grads = all_grads.view(bucket.part_start, [bucket.owned.elements]);
+            let &Bucket { layer, sums, home: Home { rest, sharding, .. }, owner, owned, tied, .. } = bucket;
+            BucketMemory { layer, grads, sums, rest, sharding, owner, owned, owned_grads, tied }
         };
         self.layout.buckets.iter().map(memory)
     }
@@ -111,37 +117,34 @@ impl Params {
     /// The weights of which ranks have parts or codes, in the order of the buckets, frozen ones last.
     pub fn parted_weights(&self) -> impl Iterator<Item = PartedWeights> {
         let memory = |bucket: &Bucket| {
-            let (of_memory, part) = (of_home(&self.weights, bucket.home), bucket.part);
+            let of_memory = of_home(&self.weights, bucket.home);
             let in_turn = || of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]);
-            let &Bucket { layer, home: Home { rest, sharding, .. }, .. } = bucket;
+            let &Bucket { layer, home: Home { rest, sharding, .. }, owner, owned, .. } = bucket;
             let mut members = self.specs.iter().zip(&self.layout.params).filter(|(_, place)| bucket.has(place));
             let backward_reads = members.any(|(spec, _)| !spec.sparse);
             if let Some(codes) = of_memory.codes {
                 let source = WeightSource::Codes(codes.part(bucket.weights_start, bucket.elements));
-                return PartedWeights { layer, weights: in_turn(), source, rest, sharding, backward_reads };
+                return PartedWeights { layer, weights: in_turn(), source, rest, owner, sharding, backward_reads };
             }
-            let (weights, owned) = match bucket.home.memory.is_gathered() {
+            let (weights, own) = match bucket.home.memory.is_gathered() {
                 false => {
                     let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
-                    (weights, part_of(part, weights))
+                    (weights, owned.of_tensor(weights))
                 }
-                true => {
-                    let count = part.count;
-                    let owned = of_memory.weights.view(bucket.weights_start / count, [bucket.elements / count]);
-                    (in_turn(), owned)
-                }
+                true => (in_turn(), of_memory.weights.view(bucket.owned_start, [owned.elements])),
             };
             let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
             PartedWeights {
                 layer,
                 weights,
-                source: WeightSource::Parts(OwnedPart { owned, quantized }),
+                source: WeightSource::Parts(OwnedPart { owned: own, quantized }),
                 rest,
+                owner,
                 sharding,
                 backward_reads,
             }
         };
-        let is_made = |bucket: &&Bucket| bucket.part.has_others() || bucket.home.memory.takes_turns();
+        let is_made = |bucket: &&Bucket| bucket.place.has_others() || bucket.home.memory.takes_turns();
         self.layout.buckets.iter().chain(&self.layout.frozen).filter(is_made).map(memory)
     }
 

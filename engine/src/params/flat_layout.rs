@@ -7,18 +7,13 @@ use std::ops::Range;
 use device::{DType, Tensor};
 use parallel::{Axes, Place, Ranks};
 
-use super::sharding::Sharding;
+use super::owners::{Belonging, owners};
+use super::sharding::{Division, Sharding};
 use super::spec::{ParamSpec, TiedCopy};
 use super::weight_memory::{Home, WeightMemory};
 
 /// The first elements of parameters lie at multiples of this: 256 bytes of f32, 128 of bf16.
 pub(crate) const ALIGNMENT: usize = 64;
-
-/// A rank's part of a tensor with a bucket's elements, flat. The ranks have equal parts.
-pub(crate) fn part_of(place: Place, tensor: Tensor) -> Tensor {
-    let part = tensor.elements() / place.count;
-    tensor.view(place.index * part, [part])
-}
 
 /// A range of the flat buffers. Its gradients are complete, and are reduced, at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +30,16 @@ pub struct Bucket {
     pub elements: usize,
     /// The memory of its weights, and the ranks that divide its masters and state.
     pub home: Home,
-    /// The part of the bucket that this rank updates.
-    pub part: Place,
+    /// The place of this rank among those that divide it.
+    pub place: Place,
+    /// The rank among these that updates all of it; `None` if each updates a part.
+    pub owner: Option<usize>,
+    /// The elements of the bucket that this rank updates.
+    pub owned: OwnedRange,
     /// Its first element in the weights of that memory.
     pub weights_start: usize,
+    /// The first element that this rank updates, among all those that it updates in that memory.
+    pub owned_start: usize,
     /// The ranks over which its gradients are summed: those that have other tokens.
     pub sums: Axes,
     /// Its place in the buffers that layers take turns in: for [`WeightMemory::Gathered`] of the whole weights, and if
@@ -50,17 +51,32 @@ pub struct Bucket {
     pub is_gathered: bool,
 }
 
-/// The elements of a parameter that this rank updates.
+/// The elements of a parameter, as it is stored here, or of a bucket that this rank updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnedRange {
-    /// The index of the first one within the parameter as it is stored here.
+    /// The index of the first one.
     pub first: usize,
     /// How many there are, possibly none.
     pub elements: usize,
 }
 
 impl OwnedRange {
-    /// Their indices within the parameter as it is stored here.
+    /// Those of so many elements that a rank at this place updates, if `owner` updates all, or each an equal part.
+    fn of(elements: usize, place: Place, owner: Option<usize>) -> OwnedRange {
+        let part = elements / place.count;
+        match owner {
+            None => OwnedRange { first: place.index * part, elements: part },
+            Some(owner) if owner == place.index => OwnedRange { first: 0, elements },
+            Some(_) => OwnedRange::default(),
+        }
+    }
+
+    /// These elements of a tensor, flat.
+    pub(crate) fn of_tensor(self, tensor: Tensor) -> Tensor {
+        tensor.view(self.first, [self.elements])
+    }
+
+    /// Their indices.
     pub fn range(self) -> Range<usize> {
         self.first..self.first + self.elements
     }
@@ -123,7 +139,18 @@ pub struct FlatLayout {
     /// Elements of all parameters with gradients in bf16, with padding.
     pub bf16_gradients: usize,
     /// Elements of all parameters by the memory of their weights, with padding.
-    pub by_home: Vec<(Home, usize)>,
+    pub by_home: Vec<HomeSize>,
+}
+
+/// The elements of all parameters of one memory, with padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeSize {
+    /// The memory.
+    pub home: Home,
+    /// All elements.
+    pub elements: usize,
+    /// Those that this rank updates.
+    pub owned: usize,
 }
 
 impl FlatLayout {
@@ -141,14 +168,15 @@ impl FlatLayout {
         };
         let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, ranks)).collect();
         for home in &homes {
-            if !layout.by_home.iter().any(|(known, _)| known == home) {
-                layout.by_home.push((*home, 0));
+            if !layout.by_home.iter().any(|known| known.home == *home) {
+                layout.by_home.push(HomeSize { home: *home, elements: 0, owned: 0 });
             }
         }
+        let owners = owners_of(specs, &homes, ranks);
         let mut places = vec![None; specs.len()];
         for kind in 0..layout.by_home.len() {
-            let (home, _) = layout.by_home[kind];
-            let part = ranks.place(home.rest);
+            let home = layout.by_home[kind].home;
+            let place = ranks.place(home.rest);
             let members: Vec<usize> = (0..specs.len()).filter(|index| homes[*index] == home).collect();
             if let WeightMemory::Frozen(_) = home.memory {
                 members.iter().for_each(|&index| places[index] = Some(layout.add_frozen(kind, &specs[index])));
@@ -156,38 +184,46 @@ impl FlatLayout {
             }
             let by_layer = home.sharding >= Sharding::Gradients;
             let (is_frozen, divides_gradients) = (home.memory.is_frozen(), by_layer && !home.memory.is_frozen());
-            let buckets = buckets_of(specs, &members, if by_layer { 0 } else { bucket_bytes }, ranks);
-            let layers: Vec<LayerPart> = buckets.iter().map(|bucket| LayerPart::of(specs, bucket, part)).collect();
+            let buckets = match home.division {
+                Division::Elements => buckets_of(specs, &members, if by_layer { 0 } else { bucket_bytes }, ranks),
+                Division::Parameters => members.chunks(1).collect(),
+            };
+            let owner = |bucket: &[usize]| owners[bucket[0]];
+            let layers: Vec<LayerPart> = buckets.iter().map(|of| LayerPart::of(specs, of, place, owner(of))).collect();
             let turns = turns(&layers, home.turns);
-            let kept: usize = layers.iter().map(|of| of.elements / part.count).sum();
+            let kept: usize = layers.iter().map(|of| of.owned.elements).sum();
             let in_turns = turns.iter().zip(&layers).map(|(turn, of)| turn.start + of.elements).max().unwrap_or(0);
             let first = *layout.end(home.grads);
-            let mut part_start = first;
-            for ((bucket, turn), LayerPart { layer, elements }) in buckets.into_iter().zip(turns).zip(layers) {
+            let mut kept_end = first;
+            for ((bucket, turn), LayerPart { layer, elements, owned }) in buckets.into_iter().zip(turns).zip(layers) {
                 let start = match divides_gradients {
                     true => first + kept + turn.buffer * in_turns + turn.start,
                     false => *layout.end(home.grads),
                 };
                 if !divides_gradients && !is_frozen {
-                    part_start = start + part.index * (elements / part.count);
                     *layout.end(home.grads) += elements;
                 }
+                let HomeSize { elements: weights_start, owned: owned_start, .. } = layout.by_home[kind];
                 let made = Bucket {
-                    is_gathered: part.has_others(),
+                    is_gathered: place.has_others(),
                     layer,
                     tied: specs[bucket[0]].tied,
                     sums: specs[bucket[0]].spread.sums(ranks),
                     home,
-                    part,
+                    place,
+                    owner: owner(bucket),
+                    owned,
                     turn,
                     start,
-                    part_start,
+                    part_start: if divides_gradients { kept_end } else { start + owned.first },
                     elements,
-                    weights_start: layout.by_home[kind].1,
+                    weights_start,
+                    owned_start,
                 };
                 layout.add_bucket(specs, bucket, made, &mut places);
-                layout.by_home[kind].1 += elements;
-                part_start += elements / part.count;
+                layout.by_home[kind].elements += elements;
+                layout.by_home[kind].owned += owned.elements;
+                kept_end += owned.elements;
             }
             if divides_gradients {
                 *layout.end(home.grads) = first + kept + home.turns * in_turns;
@@ -205,7 +241,7 @@ impl FlatLayout {
     }
 
     fn add_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
-        let (home, end) = &mut self.by_home[kind];
+        let HomeSize { home, elements: end, .. } = &mut self.by_home[kind];
         let flat = *end;
         *end += aligned_elements(spec);
         let (turn, owned) = (Turn::default(), OwnedRange::default());
@@ -238,9 +274,7 @@ impl Bucket {
 
     /// The offsets of a parameter that begins at the element `at` of the bucket.
     fn offsets_of(&self, at: usize, elements: usize) -> ParamOffsets {
-        let Place { index, count } = self.part;
-        let part = self.elements / count;
-        let own = index * part..(index + 1) * part;
+        let own = self.owned.range();
         let (first, end) = (at.max(own.start), (at + elements).min(own.end));
         let place = ParamOffsets {
             home: self.home,
@@ -258,8 +292,7 @@ impl Bucket {
         let in_part = first - own.start;
         ParamOffsets {
             owned: OwnedRange { first: first - at, elements: end - first },
-            // This rank's parts of the earlier buckets come first.
-            master: self.weights_start / count + in_part,
+            master: self.owned_start + in_part,
             owned_grad: self.part_start + in_part,
             ..place
         }
@@ -270,14 +303,27 @@ impl Bucket {
 struct LayerPart {
     layer: usize,
     elements: usize,
+    /// Those that this rank updates.
+    owned: OwnedRange,
 }
 
 impl LayerPart {
-    /// Of a bucket with these members, of which ranks have such parts.
-    fn of(specs: &[ParamSpec], members: &[usize], part: Place) -> LayerPart {
+    /// Of a bucket with these members, of a rank at this place. It belongs to `owner`, or each rank has a part.
+    fn of(specs: &[ParamSpec], members: &[usize], place: Place, owner: Option<usize>) -> LayerPart {
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
-        LayerPart { layer: specs[members[0]].layer, elements: elements.next_multiple_of(ALIGNMENT * part.count) }
+        let elements = elements.next_multiple_of(ALIGNMENT * owner.map_or(place.count, |_| 1));
+        LayerPart { layer: specs[members[0]].layer, elements, owned: OwnedRange::of(elements, place, owner) }
     }
+}
+
+/// The ranks that parameters belong to, by parameter; `None` of those that ranks cut.
+fn owners_of(specs: &[ParamSpec], homes: &[Home], ranks: &Ranks) -> Vec<Option<usize>> {
+    let whole: Vec<usize> = (0..specs.len()).filter(|&of| homes[of].division == Division::Parameters).collect();
+    let belonging = |&of: &usize| Belonging { elements: aligned_elements(&specs[of]), over: homes[of].rest };
+    let mut owners_of = vec![None; specs.len()];
+    let owners = owners(&whole.iter().map(belonging).collect::<Vec<_>>(), ranks);
+    whole.into_iter().zip(owners).for_each(|(of, owner)| owners_of[of] = Some(owner));
+    owners_of
 }
 
 /// The places of buckets in so many buffers that layers take turns in. A layer's buckets are neighbours in one buffer.
@@ -355,19 +401,28 @@ mod tests {
     #[test]
     fn every_element_of_every_parameter_is_owned_by_one_rank_and_has_one_place() {
         let mut specs = specs(&[(0, &[1000]), (1, &[7, 300, 64]), (2, &[63, 65]), (4, &[1, 2, 5000])]);
-        for (mixed, sharding) in [(false, Sharding::State), (true, Sharding::State), (true, Sharding::Weights)] {
+        let all = [
+            (false, Sharding::State, Division::Elements),
+            (true, Sharding::State, Division::Elements),
+            (true, Sharding::Weights, Division::Elements),
+            (true, Sharding::State, Division::Parameters),
+            (true, Sharding::Weights, Division::Parameters),
+        ];
+        for (mixed, sharding, division) in all {
             if mixed {
                 [1, 2, 5].into_iter().for_each(|index| specs[index].dtype = DType::Bf16);
             }
+            [1, 3, 4, 8].into_iter().for_each(|index| specs[index].division = division);
             specs.iter_mut().skip(1).for_each(|spec| spec.sharding = sharding);
             for (ranks, bucket_bytes) in [1, 2, 3, 8].into_iter().flat_map(|r| [0, 1500, usize::MAX].map(|b| (r, b))) {
                 let mut owners: Vec<Vec<usize>> = specs.iter().map(|spec| vec![0; spec.shape.elements()]).collect();
                 for rank in 0..ranks {
                     let layout = divided(&specs, bucket_bytes, rank, ranks);
                     let mut gradients = vec![0; layout.f32_gradients];
-                    let mut weights: Vec<_> = layout.by_home.iter().map(|(home, all)| (*home, vec![0; *all])).collect();
-                    let mut masters = weights.clone();
-                    masters.iter_mut().for_each(|(_, all)| all.truncate(all.len() / ranks));
+                    let counts = |of: fn(&HomeSize) -> usize| -> Vec<_> {
+                        layout.by_home.iter().map(|size| (size.home, vec![0; of(size)])).collect()
+                    };
+                    let (mut weights, mut masters) = (counts(|of| of.elements), counts(|of| of.owned));
                     for (place, owners) in layout.params.iter().zip(&mut owners) {
                         let count = |all: &mut [(Home, Vec<usize>)], at: usize, elements: usize| {
                             let (_, all) = all.iter_mut().find(|(home, _)| *home == place.home).unwrap();
@@ -430,7 +485,7 @@ mod tests {
         let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.layer, b.home.memory, b.weights_start)).collect();
         let (f32, bf16) = (WeightMemory::Kept(DType::F32), WeightMemory::Kept(DType::Bf16));
         assert_eq!(buckets, [(2, f32, 128), (2, bf16, 128), (1, f32, 0), (1, bf16, 0)]);
-        let by_memory: Vec<_> = layout.by_home.iter().map(|(home, all)| (home.memory, *all)).collect();
+        let by_memory: Vec<_> = layout.by_home.iter().map(|of| (of.home.memory, of.elements)).collect();
         assert_eq!(by_memory, [(bf16, 256), (f32, 256)]);
     }
 

@@ -5,6 +5,7 @@ mod codes;
 mod first_values;
 mod flat_layout;
 mod masters;
+mod owners;
 mod sharding;
 mod slab;
 mod spec;
@@ -18,19 +19,20 @@ use std::rc::Rc;
 
 use device::ops::CODE_BLOCK;
 use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Tensor};
-use parallel::{Axes, Place, Ranks};
+use parallel::{Axes, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
 pub use buckets::{BucketMemory, OwnedPart, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart, WeightSource};
 pub use codes::{CodeMemory, Codes};
+pub(crate) use flat_layout::ALIGNMENT;
 pub use flat_layout::OwnedRange;
-pub(crate) use flat_layout::{ALIGNMENT, part_of};
-use flat_layout::{FlatLayout, ParamOffsets};
 pub(crate) use flat_layout::TURNS_OF_ENDS;
+use flat_layout::{FlatLayout, HomeSize, ParamOffsets};
 pub use masters::MasterForm;
 use masters::{rounded, upload_masters};
-pub use sharding::Sharding;
+pub(crate) use owners::{Belonging, owners};
+pub use sharding::{Division, Sharding};
 pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use spread::{Cut, Part, Spread};
@@ -165,8 +167,8 @@ impl Params {
     ) -> Result<Params> {
         let mut areas = Vec::new();
         let mut weights = Vec::new();
-        for &(home, elements) in &layout.by_home {
-            weights.push(Weights::allocate(device, &mut areas, &layout, (home, ranks.place(home.rest)), elements)?);
+        for &of in &layout.by_home {
+            weights.push(Weights::allocate(device, &mut areas, &layout, of)?);
         }
         let words = layout.f32_gradients + layout.bf16_gradients.div_ceil(2);
         let grads = match gradients {
@@ -375,8 +377,7 @@ impl Weights {
         device: &Device,
         areas: &mut Vec<Area>,
         layout: &FlatLayout,
-        (home, part): (Home, Place),
-        elements: usize,
+        HomeSize { home, elements, owned }: HomeSize,
     ) -> Result<Weights> {
         let mut flat_in = |memory, name, elements, dtype| {
             let tensor = device.allocate_tensor_in(memory, areas, name, [elements], dtype)?;
@@ -384,7 +385,8 @@ impl Weights {
             Ok::<_, device::Error>(tensor)
         };
         let memory = home.memory;
-        let (dtype, owned) = (memory.dtype(), elements / part.count);
+        // A rank may own none of few parameters, and no tensor is empty.
+        let (dtype, owned) = (memory.dtype(), owned.max(ALIGNMENT));
         let here = if memory.is_gathered() { owned } else { elements };
         let form = if let WeightMemory::Coded(_, form) = memory { Some(form) } else { None };
         let (here, stored) = form.map_or((here, dtype), |form| (form.bytes(here), DType::U8));

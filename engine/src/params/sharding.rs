@@ -28,3 +28,13 @@ impl Sharding {
         }
     }
 }
+
+/// How ranks divide what they divide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Division {
+    /// Each has an equal part of a bucket's elements.
+    #[default]
+    Elements,
+    /// Each has whole parameters: the update of a matrix needs all of it.
+    Parameters,
+}

@@ -9,7 +9,7 @@ use parallel::{Axes, Ranks};
 
 use super::flat_layout::TURNS;
 use super::masters::MasterForm;
-use super::sharding::Sharding;
+use super::sharding::{Division, Sharding};
 use super::slab::Slab;
 use super::spread::{Part, Spread, fill};
 use crate::fp8::Fp8;
@@ -61,6 +61,8 @@ pub struct ParamSpec {
     pub init: Init,
     /// What the ranks that divide its state divide.
     pub sharding: Sharding,
+    /// How they divide it, unless it is frozen.
+    pub division: Division,
     /// The number of buffers that layers take turns in, if ranks divide weights or gradients.
     pub turns: usize,
     /// The layer that completes its gradient in backward.
@@ -105,6 +107,7 @@ impl ParamSpec {
             dtype: DType::F32,
             init,
             sharding: Sharding::Nothing,
+            division: Division::Elements,
             turns: TURNS,
             layer,
             sparse: false,

@@ -6,7 +6,7 @@ use device::ops::CodeForm;
 use parallel::{Axes, Place, Ranks};
 
 use super::masters::MasterForm;
-use super::sharding::Sharding;
+use super::sharding::{Division, Sharding};
 use super::spec::ParamSpec;
 use crate::fp8::Made;
 
@@ -35,6 +35,8 @@ pub struct Home {
     pub rest: Axes,
     /// What these ranks divide.
     pub sharding: Sharding,
+    /// How they divide it.
+    pub division: Division,
     /// The number of buffers that its layers take turns in.
     pub turns: usize,
     /// The memory of masters that are no weights that layers read.
@@ -53,7 +55,10 @@ impl Home {
         let sharding = if spec.codes.is_some() { Sharding::Weights } else { spec.sharding };
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
         let memory = WeightMemory::of(spec, ranks.place(rest));
-        Home { memory, rest, sharding, turns: spec.turns, masters, form: spec.master_form, grads: spec.grad_type }
+        let cuts = spec.frozen || !ranks.place(rest).has_others();
+        let division = if cuts { Division::Elements } else { spec.division };
+        let (turns, form, grads) = (spec.turns, spec.master_form, spec.grad_type);
+        Home { memory, rest, sharding, division, turns, masters, form, grads }
     }
 }
 

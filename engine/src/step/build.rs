@@ -20,7 +20,7 @@ use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors, TokensHere};
 use crate::optimizer::{MomentTypes, Optimizer, ParamGroup, SkipStep, StepControl};
-use crate::params::{MasterForm, ParamSpec, Params, Sharding, TURNS_OF_ENDS, with_state_on_host};
+use crate::params::{Division, MasterForm, ParamSpec, Params, Sharding, TURNS_OF_ENDS, with_state_on_host};
 use crate::passes::{ExpertRowQueues, HostQueues, PassName, SavedOnHost, StateOnHost, Timing};
 use crate::pipeline::Pipeline;
 use crate::regions::Mode;
@@ -125,7 +125,10 @@ impl Stage {
             let sharding = if is_divided { sharding } else { sharding.min(Sharding::State) };
             let is_end = is_divided && !architecture.layers.between_ends().contains(&spec.layer);
             let turns = if is_end && sharding >= Sharding::Gradients { TURNS_OF_ENDS } else { spec.turns };
-            ParamSpec { master_form, grad_type, sharding, turns, ..spec.clone() }
+            let group = options.optimizer.iter().find(|group| group.has(spec));
+            let is_whole = group.is_some_and(|group| group.rule.updates_whole_parameters());
+            let division = if is_whole { Division::Parameters } else { Division::Elements };
+            ParamSpec { master_form, grad_type, sharding, division, turns, ..spec.clone() }
         };
         let specs = architecture.specs.iter().map(spec).collect();
         let specs = with_state_on_host(specs, options.state_on_host, bucket_bytes, ranks, rest);
@@ -272,7 +275,8 @@ fn divided_layers(architecture: &Architecture, rest: Axes) -> Range<usize> {
     let elements = |layer: usize| of_layer(layer).map(|spec| spec.shape.elements()).sum::<usize>();
     let [first, last] = [0, layers.total - 1].map(elements);
     let parts = of_layer(0).map(|spec| ranks.place(spec.spread.sums(ranks) & rest).count).max().unwrap_or(1);
-    if first.min(last) * parts > first + last { 0..layers.total } else { layers.between_ends() }
+    let takes_less = layers.total > 2 && first.min(last) * parts > first + last;
+    if takes_less { 0..layers.total } else { layers.between_ends() }
 }
 
 /// What ranks with other tokens divide. A single rank divides no gradients and no weights.

@@ -419,22 +419,25 @@ fn master_weights_and_moments_take_the_memory_of_one_part() {
 
 #[test]
 fn divided_gradients_and_weights_take_the_memory_of_one_part_and_two_layers() {
-    let of = |sharding: Sharding| {
+    let of = |sharding: Sharding, data: usize| {
         let shape = || Some(GptShape { layers: 12, ..tiny_llama(0.0, Precision::Bf16) });
         let run = || Run { shape: shape(), sharding, ..Run::new(Kind::Llama, 1, GraphOptions::default()) };
-        let all = Layout::new(1, 1, 1, 4).on_ranks(run, |run| {
+        let all = Layout::new(1, 1, 1, data).on_ranks(run, |run| {
             let stage = run.stage(&run.device());
-            let block: usize =
-                stage.params().specs.iter().filter(|spec| spec.layer == 1).map(|s| s.shape.elements()).sum();
-            (stage.params().weight_bytes(), stage.params().grads.bytes(), block)
+            let of_layer = |layer| stage.params().specs.iter().filter(move |spec| spec.layer == layer);
+            let [end, block] = [0, 1].map(|layer| of_layer(layer).map(|spec| spec.shape.elements()).sum::<usize>());
+            assert_eq!(of_layer(0).any(|spec| spec.sharding > Sharding::State), sharding > Sharding::State && data > 2);
+            (stage.params().weight_bytes(), stage.params().grads.bytes(), block, end)
         });
         all[0]
     };
-    let [(weights, gradients, block), (same, of_part, _), (of_weights, again, _)] =
-        [Sharding::State, Sharding::Gradients, Sharding::Weights].map(of);
+    of(Sharding::Weights, 2);
+    let [(weights, gradients, block, end), (same, of_part, ..), (of_weights, again, ..)] =
+        [Sharding::State, Sharding::Gradients, Sharding::Weights].map(|sharding| of(sharding, 4));
     assert_eq!((same, again), (weights, of_part));
-    // Of twelve blocks three stay, and two are there in turn; padding is much for blocks so small.
-    let (saved, padding) = (7 * block, 5 * block / 4);
+    // Of twelve blocks three stay, and two are there in turn; of two ends a half stays, and one is there in turn. Padding is
+    // much for blocks so small.
+    let (saved, padding) = (7 * block + end / 2, 5 * block / 4);
     assert!(gradients - of_part > 4 * (saved - padding), "{gradients} and {of_part} bytes, {block} elements");
     assert!(weights - of_weights > 2 * (saved - padding), "{weights} and {of_weights} bytes, {block} elements");
 }

@@ -8,9 +8,10 @@ use device::ops::Rule;
 use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::optimizer::{Muon, ParamGroup};
+use engine::params::Sharding;
 use engine::precision::Precision;
 
-use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, Run, all_settings, tiny_llama};
 
 const STEPS: usize = 10;
 
@@ -23,11 +24,11 @@ pub fn muon_groups() -> Vec<ParamGroup> {
 }
 
 /// Four microbatches a step over all ranks.
-fn run(shape: &GptShape, data: usize, divided: bool, graphs: GraphOptions) -> Run {
+fn run(shape: &GptShape, data: usize, sharding: Sharding, graphs: GraphOptions) -> Run {
     Run {
         shape: Some(shape.clone()),
         groups: Some(muon_groups()),
-        distributed_optimizer: divided,
+        sharding,
         steps: STEPS,
         check: true,
         ..Run::new(Kind::Gpt, 4 / data, graphs)
@@ -36,18 +37,34 @@ fn run(shape: &GptShape, data: usize, divided: bool, graphs: GraphOptions) -> Ru
 
 #[test]
 fn ranks_that_divide_the_state_of_muon_have_the_bits_of_ranks_that_do_not() {
-    let shape = tiny_gpt(0.0, Precision::F32);
-    let losses = |divided| {
-        let run = || Run { clip: 0.0, ..run(&shape, 2, divided, GraphOptions::default()) };
-        Layout::new(1, 1, 1, 2).on_ranks(run, |run| run.train().0.iter().map(|r| r.loss.to_bits()).collect::<Vec<_>>())
+    let shape = tiny_llama(0.0, Precision::F32);
+    let losses = |data, sharding| {
+        let run = || Run { clip: 0.0, ..run(&shape, data, sharding, GraphOptions::default()) };
+        Layout::new(1, 1, 1, data).on_ranks(run, |run| {
+            let (results, stage) = run.train_on(&run.device());
+            let of_muon = stage.params().iter().filter(|(spec, _)| Muon::takes(spec));
+            let updated: usize = of_muon.map(|(_, param)| param.owned.elements).sum();
+            (results.iter().map(|result| result.loss.to_bits()).collect::<Vec<_>>(), updated)
+        })
     };
-    assert_eq!(losses(true), losses(false));
+    // With one microbatch divided gradients are summed in the same order.
+    let all = [Sharding::State, Sharding::Gradients, Sharding::Weights];
+    for (data, choices) in [(2, &all[..1]), (4, &all[..])] {
+        let whole = losses(data, Sharding::Nothing);
+        for &sharding in choices {
+            let divided = losses(data, sharding);
+            let elements: Vec<usize> = divided.iter().map(|(_, updated)| *updated).collect();
+            assert!(divided.iter().zip(&whole).all(|(a, b)| a.0 == b.0), "{data} ranks, {sharding:?}");
+            assert_eq!(elements.iter().sum::<usize>(), whole[0].1, "each element has one owner");
+            assert_eq!(elements.iter().max(), elements.first(), "the plan of the first rank is enough for all");
+        }
+    }
 }
 
 #[test]
 fn graphs_change_no_bit_of_a_training_by_muon() {
     let shape = tiny_llama(0.1, Precision::Bf16);
-    let train = |graphs| Run { steps: 5, ..run(&shape, 1, false, graphs) }.train();
+    let train = |graphs| Run { steps: 5, ..run(&shape, 1, Sharding::Nothing, graphs) }.train();
     let (plain, weights) = train(GraphOptions { enable: false, ..GraphOptions::default() });
     for (name, options) in all_settings().into_iter().skip(1).step_by(5) {
         let (results, others) = train(options);

@@ -72,33 +72,47 @@ impl Communicator for MpiCommunicator {
         };
         let (inputs, outputs) = (count(input)?, count(output)?);
         // In-place collectives would save this copy, but MPI_IN_PLACE is a C macro that the bindings do not have.
-        let receives = matches!(kind, CollectiveKind::Receive { .. });
+        let (rank, ranks) = (self.rank(), self.size());
+        let receives = match kind {
+            CollectiveKind::Receive { .. } => true,
+            CollectiveKind::Broadcast { from } => from != rank,
+            _ => false,
+        };
+        let gives = match kind {
+            CollectiveKind::Send { .. } => false,
+            CollectiveKind::ReduceSum { to } => to == rank,
+            _ => true,
+        };
         let sent = if receives { Vec::new() } else { host_memory::read(input) };
         let from = sent.as_ptr();
         // The index of the output's first element in the data that MPI delivers.
         let (delivered, first) = match kind {
-            CollectiveKind::ReduceScatterSum => (input.elements(), self.rank() * output.elements()),
+            CollectiveKind::ReduceScatterSum => (input.elements(), rank * output.elements()),
             _ => (output.elements(), 0),
         };
-        let direct = output.dtype == DType::F32 && delivered == output.elements();
-        let mut received = vec![0.0; if direct { 0 } else { delivered }];
+        // MPI brings nothing to the rank that a broadcast comes from.
+        let is_ours = matches!(kind, CollectiveKind::Broadcast { from } if from == rank);
+        let direct = output.dtype == DType::F32 && delivered == output.elements() && gives && !is_ours;
+        let mut received = if is_ours { sent.clone() } else { vec![0.0; if direct { 0 } else { delivered }] };
         let to = if direct { output.address as *mut f32 } else { received.as_mut_ptr() };
-        let (rank, ranks) = (self.rank(), self.size());
         let does = match kind {
-            CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => vec![(TransferKind::Sum, 0)],
+            CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum | CollectiveKind::ReduceSum { .. } => {
+                vec![(TransferKind::Sum, 0)]
+            }
             CollectiveKind::AllReduceMax => vec![(TransferKind::Max, 0)],
             CollectiveKind::AllGather => vec![(TransferKind::Gather, 0)],
             CollectiveKind::AllToAll | CollectiveKind::Rows(_) => vec![(TransferKind::Exchange, 0)],
             CollectiveKind::ToNext => {
                 vec![(TransferKind::Receive, (rank + ranks - 1) % ranks), (TransferKind::Send, (rank + 1) % ranks)]
             }
+            CollectiveKind::Broadcast { from } if from == rank => {
+                (0..ranks).filter(|to| *to != rank).map(|to| (TransferKind::Send, to)).collect()
+            }
+            CollectiveKind::Broadcast { from } => vec![(TransferKind::Receive, from)],
             CollectiveKind::Send { to } => vec![(TransferKind::Send, to)],
             CollectiveKind::Receive { from } => vec![(TransferKind::Receive, from)],
         };
-        if matches!(kind, CollectiveKind::Send { .. }) {
-            received.clear();
-        }
-        let (name, output) = (self.name.clone(), *output);
+        let (name, output) = (self.name.clone(), gives.then_some(*output));
         let mut request = MpiRequest { started: Vec::new(), sent, received, first, output, kind, name };
         for (kind, peer) in does {
             let transfer = Transfer { kind, peer: peer as i32, from, sent: inputs, to, received: outputs };
@@ -122,7 +136,8 @@ struct MpiRequest {
     received: Vec<f32>,
     /// The first element of `received` that belongs to the output.
     first: usize,
-    output: Tensor,
+    /// `None` of a rank without an output.
+    output: Option<Tensor>,
     kind: CollectiveKind,
     name: String,
 }
@@ -133,8 +148,8 @@ impl Request for MpiRequest {
         waited.map_err(|problem| failed(self.kind.name(), &self.name, problem))?;
         self.sent = Vec::new();
         let received = std::mem::take(&mut self.received);
-        if !received.is_empty() {
-            host_memory::write(&self.output, received.into_iter().skip(self.first));
+        if let Some(output) = self.output.filter(|_| !received.is_empty()) {
+            host_memory::write(&output, received.into_iter().skip(self.first));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Tests for every communicator, whatever its library.
 
 use device::ops::CollectiveKind::{
-    AllGather, AllReduceMax, AllReduceSum, AllToAll, Receive, ReduceScatterSum, Send, ToNext,
+    AllGather, AllReduceMax, AllReduceSum, AllToAll, Broadcast, Receive, ReduceScatterSum, ReduceSum, Send, ToNext,
 };
 use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tensor, bf16};
 
@@ -83,6 +83,17 @@ pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
         for (other, part) in received.chunks(length.max(1)).enumerate() {
             let theirs = &values::<T>(other, transfer, size * length)[rank * length..(rank + 1) * length];
             assert_eq!(bits(part), bits(theirs), "the part for rank {rank} of rank {other}");
+        }
+        for root in 0..size {
+            let (mut reduced, mut of_root, mut here) = (mine.clone(), mine.clone(), vec![T::zeroed(); length]);
+            let in_place = tensor(&mut reduced);
+            start(ReduceSum { to: root }, &in_place, &in_place).wait().unwrap();
+            let expected = if rank == root { &sum } else { &mine };
+            assert_eq!(bits(&reduced), bits(expected), "the sum is on rank {root} alone");
+            let output = tensor(&mut here);
+            let input = if rank == root { tensor(&mut of_root) } else { output };
+            start(Broadcast { from: root }, &input, &output).wait().unwrap();
+            assert_eq!(bits(&here), bits(&values::<T>(root, transfer, length)), "of rank {root}");
         }
         let mut of_last = vec![T::zeroed(); length];
         start(ToNext, &tensor(&mut input), &tensor(&mut of_last)).wait().unwrap();

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Operations between ranks.
-const TRANSFERS: [&str; 5] = ["all_reduce", "all_gather", "reduce_scatter", "send", "receive"];
+const TRANSFERS: [&str; 7] = ["all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "send", "receive"];
 
 /// The kind of work that an operation is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

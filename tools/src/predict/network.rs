@@ -80,7 +80,12 @@ fn crossings(kind: CollectiveKind, members: &[usize]) -> f64 {
         | CollectiveKind::ReduceScatterSum
         | CollectiveKind::AllToAll
         | CollectiveKind::Rows(_) => (ranks - 1.0) / ranks,
-        CollectiveKind::ToNext | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => 1.0,
+        // All bytes go along a line of ranks.
+        CollectiveKind::Broadcast { .. }
+        | CollectiveKind::ReduceSum { .. }
+        | CollectiveKind::ToNext
+        | CollectiveKind::Send { .. }
+        | CollectiveKind::Receive { .. } => 1.0,
     }
 }
 

@@ -334,7 +334,7 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     (
         4,
         "parallel.expert=2 parallel.data_parallel_sharding=optim_grads_params model.experts=6 \
-         model.experts_per_token=3",
+         model.experts_per_token=3 optimizer.kind=muon",
     ),
     (4, "parallel.expert=4 model.expert_capacity_factor=0.75 train.router_z_loss_multiplier=0.001"),
     (
@@ -356,7 +356,7 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
     (
         8,
         "parallel.expert=4 parallel.tensor=2 parallel.data_parallel_sharding=optim_grads_params \
-         parallel.optimizer_instances=2 cuda_graph.enable=true parallel.expert_row_budget=1",
+         parallel.optimizer_instances=2 cuda_graph.enable=true parallel.expert_row_budget=1 optimizer.kind=muon",
     ),
     // Whole experts: over some of the ranks that share a layer, over more than these, and over none.
     (

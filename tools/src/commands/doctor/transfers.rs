@@ -88,12 +88,15 @@ struct Trial {
 }
 
 /// A kind of transfer, and whether its output lies in the place of its input.
-const FORMS: [(CollectiveKind, bool); 5] = [
+const FORMS: [(CollectiveKind, bool); 8] = [
     (CollectiveKind::AllReduceSum, true),
     (CollectiveKind::AllReduceSum, false),
     (CollectiveKind::AllGather, true),
     (CollectiveKind::AllGather, false),
     (CollectiveKind::ReduceScatterSum, false),
+    (CollectiveKind::Broadcast { from: 1 }, true),
+    (CollectiveKind::Broadcast { from: 1 }, false),
+    (CollectiveKind::ReduceSum { to: 1 }, true),
 ];
 
 /// Makes all forms and sizes of transfers on two streams next to each other, eagerly and then in one graph. The graph
@@ -155,6 +158,7 @@ fn trial(
     };
     let (source, output) = (bench.output([inputs], dtype)?, bench.output([outputs], dtype)?);
     let input = match (kind, in_place) {
+        (CollectiveKind::Broadcast { from }, false) if from != rank => output,
         (_, false) => bench.output([inputs], dtype)?,
         (CollectiveKind::AllGather, true) => output.view(rank * elements, [elements]),
         (_, true) => output,
@@ -194,6 +198,10 @@ fn are_right(device: &Device, group: &Rc<dyn Communicator>, trials: &[Trial], ru
         let expected: Vec<f32> = match op.kind {
             CollectiveKind::AllGather => (0..outputs).map(|at| value(run, *number, at / inputs, at % inputs)).collect(),
             CollectiveKind::ReduceScatterSum => (rank * outputs..(rank + 1) * outputs).map(sum).collect(),
+            CollectiveKind::Broadcast { from } => (0..outputs).map(|at| value(run, *number, from, at)).collect(),
+            CollectiveKind::ReduceSum { to } if to != rank => {
+                (0..outputs).map(|at| value(run, *number, rank, at)).collect()
+            }
             _ => (0..outputs).map(sum).collect(),
         };
         right &= values(device, &op.output)? == expected;
