@@ -330,7 +330,7 @@ fn owners_of(specs: &[ParamSpec], homes: &[Home], ranks: &Ranks) -> Vec<Option<u
 fn turns(buckets: &[LayerPart], buffers: usize) -> Vec<Turn> {
     let (mut number, mut end) = (0, 0);
     let mut turns = Vec::with_capacity(buckets.len());
-    for (at, LayerPart { layer, elements }) in buckets.iter().enumerate() {
+    for (at, LayerPart { layer, elements, .. }) in buckets.iter().enumerate() {
         if at > 0 && buckets[at - 1].layer != *layer {
             (number, end) = (number + 1, 0);
         }

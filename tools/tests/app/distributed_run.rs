@@ -13,9 +13,9 @@ const LONG: &str = "--use-distributed-optimizer --context-parallel-size 2";
 /// Four ranks as two by two, each pair with halves of layers, and each layer halved again.
 const BOTH: &str = "--data-parallel-sharding-strategy optim_grads_params --tensor-model-parallel-size 2 --compute bf16";
 
-/// Eight steps with a checkpoint after every fourth.
+/// Eight steps with a checkpoint after every fourth. Four ranks divide embedding and head too.
 fn flags(layout: &str) -> String {
-    format!("--steps 8 --save-interval 4 --attention-dropout 0 {layout}")
+    format!("--steps 8 --save-interval 4 --attention-dropout 0 --untie-embeddings-and-output-weights {layout}")
 }
 
 #[test]
