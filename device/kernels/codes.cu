@@ -1,4 +1,4 @@
-// Weights that lie as codes of 4 or 8 bits. Every byte is moved once.
+// Weights that lie as codes of 4 or 8 bits, and back. Every byte is moved once.
 #include "common.cuh"
 
 // Values that a thread computes at a time; `VALUES` in `device/src/cuda/ops/trainer/codes.rs`.
@@ -49,14 +49,92 @@ template <class T> void int8_values(const uint2* codes, const bf16* scales, T* o
     }
 }
 
-#define CODED_VALUES(T, suffix)                                                                        \
+// Eight values, rounded to bf16.
+inline void rounded_values(const float* from, float (&x)[VALUES]) {
+    load_f32<VALUES>(from, x);
+#pragma unroll
+    for (u32 i = 0; i < VALUES; i += 2) {
+        u32 pair = pack_bf16x2(x[i], x[i + 1]);
+        x[i] = low_bf16(pair), x[i + 1] = high_bf16(pair);
+    }
+}
+inline void rounded_values(const bf16* from, float (&x)[VALUES]) { load<VALUES>(from, x); }
+
+// The scale of a block is its largest magnitude. As many neighbouring threads as have the values of a block find it. NaN is no
+// magnitude. Returns the inverse of the scale, or 0 of 0.
+inline float scale_of_block(const float (&x)[VALUES], bf16* scales, u64 pack) {
+    const u32 SHARE = BLOCK / VALUES;
+    float largest = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < VALUES; i++) largest = fmaxf(largest, fabsf(x[i]));
+    // A loop over packs ends for all threads of a block at once: their number is a multiple of that of a block.
+    const u32 threads = ((1u << SHARE) - 1) << (threadIdx.x % 32 / SHARE * SHARE);
+#pragma unroll
+    for (u32 step = 1; step < SHARE; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(threads, largest, step));
+    // It has the bits of a bf16.
+    if (pack % SHARE == 0) scales[pack / SHARE].bits = (u16)(__float_as_uint(largest) >> 16);
+    return largest > 0.0f ? __fdiv_rn(1.0f, largest) : 0.0f;
+}
+
+// `NF4_BORDERS` in `device/src/ops/trainer/codes.rs`: the code of a value is the number of borders that it is above.
+inline u32 nf4_code(float x) {
+    const float borders[15] = {-0.8480964f,   -0.6106329f, -0.45999527f, -0.33967943f, -0.2346074f,
+                               -0.13791173f,  -0.045525018f, 0.03979015f,  0.12025525f,  0.20352125f,
+                               0.29201377f,   0.38931254f, 0.50166345f,  0.6427869f,   0.86147845f};
+    u32 code = 0;
+#pragma unroll
+    for (u32 i = 0; i < 15; i++) code += x > borders[i];
+    return code;
+}
+
+template <class T> void nf4_codes(const T* input, u32* codes, bf16* scales, u64 packs) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < packs; pack += stride) {
+        float x[VALUES];
+        rounded_values(input + pack * VALUES, x);
+        float inverse = scale_of_block(x, scales, pack);
+        u32 word = 0;
+#pragma unroll
+        for (u32 i = 0; i < VALUES; i++) {
+            word |= nf4_code(__fmul_rn(x[i], inverse)) << (i / 2 * 8 + (i % 2 == 0 ? 4 : 0));
+        }
+        codes[pack] = word;
+    }
+}
+
+// Numbers are rounded to nearest even. NaN is 0.
+template <class T> void int8_codes(const T* input, uint2* codes, bf16* scales, u64 packs) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < packs; pack += stride) {
+        float x[VALUES];
+        rounded_values(input + pack * VALUES, x);
+        float inverse = scale_of_block(x, scales, pack);
+        u32 words[2] = {0, 0};
+#pragma unroll
+        for (u32 i = 0; i < VALUES; i++) {
+            int code = __float2int_rn(__fmul_rn(__fmul_rn(x[i], inverse), 127.0f));
+            words[i / 4] |= ((u32)min(max(code, -127), 127) & 255) << i % 4 * 8;
+        }
+        codes[pack] = make_uint2(words[0], words[1]);
+    }
+}
+
+#define CODED_VALUES(T, suffix)                                                                       \
     KERNEL(nf4_values_##suffix)(const u32* codes, const bf16* scales, T* output, u64 packs) {         \
-        begin_kernel();                                                                                \
-        nf4_values(codes, scales, output, packs);                                                      \
-    }                                                                                                  \
+        begin_kernel();                                                                               \
+        nf4_values(codes, scales, output, packs);                                                     \
+    }                                                                                                 \
     KERNEL(int8_values_##suffix)(const uint2* codes, const bf16* scales, T* output, u64 packs) {      \
-        begin_kernel();                                                                                \
-        int8_values(codes, scales, output, packs);                                                     \
+        begin_kernel();                                                                               \
+        int8_values(codes, scales, output, packs);                                                    \
+    }                                                                                                 \
+    KERNEL(nf4_codes_##suffix)(const T* input, u32* codes, bf16* scales, u64 packs) {                 \
+        begin_kernel();                                                                               \
+        nf4_codes(input, codes, scales, packs);                                                       \
+    }                                                                                                 \
+    KERNEL(int8_codes_##suffix)(const T* input, uint2* codes, bf16* scales, u64 packs) {              \
+        begin_kernel();                                                                               \
+        int8_codes(input, codes, scales, packs);                                                      \
     }
 CODED_VALUES(float, f32)
 CODED_VALUES(bf16, bf16)

@@ -312,6 +312,8 @@ operations! {
         UpdateSelectionBias,
         /// Values of weights that lie as codes.
         CodedValues,
+        /// Codes of weights.
+        CodesOfValues,
         /// Softmax and cross-entropy, forward and backward.
         CrossEntropy,
         /// Cross-entropy over a part of the vocabulary, before the gather: three numbers per row.

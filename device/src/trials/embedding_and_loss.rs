@@ -1,9 +1,9 @@
 //! Trials of the operations at a model's ends: embedding and losses.
 
 use crate::ops::{
-    CODE_BLOCK, CodeForm, CodedValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart,
-    Distribution, Embedding, EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss, Preference,
-    SequenceShare, VocabPart, ZLoss,
+    CODE_BLOCK, CodeForm, CodedValues, CodesOfValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin,
+    CrossEntropyPart, Distribution, Embedding, EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss,
+    Preference, SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -61,6 +61,15 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 let codes = b.input([padded_vocab, form.bytes(CODE_BLOCK)], DType::U8)?;
                 let scales = b.input([padded_vocab], DType::Bf16)?;
                 Ok(CodedValues { form, codes, scales, output: b.output([padded_vocab, CODE_BLOCK], dtype)? }.into())
+            }),
+        );
+        add(
+            &format!("codes_of_values, {form:?}"),
+            Box::new(move |b| {
+                let input = b.input([padded_vocab, CODE_BLOCK], dtype)?;
+                let codes = b.output([padded_vocab, form.bytes(CODE_BLOCK)], DType::U8)?;
+                let scales = b.output([padded_vocab], DType::Bf16)?;
+                Ok(CodesOfValues { form, input, codes, scales }.into())
             }),
         );
     }

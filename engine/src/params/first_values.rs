@@ -123,23 +123,34 @@ fn first_values(
     seed: u64,
 ) -> Result<Tensor> {
     let here = passing.tensor("first values", 0, [stored.len()], DType::F32);
-    stream.submit(Fill { output: here, value: 0.0 })?;
-    for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
-        let within = |tensor: Tensor| tensor.view(slab.start - stored.start, [slab.elements()]);
-        let ops = spec.init_slab(&slab, seed, within(here), rounded.map(within));
-        ops.into_iter().try_for_each(|op| stream.submit(op))?;
-    }
+    fill(stream, (spec, stored), (here, rounded), seed)?;
     Ok(here)
 }
 
-/// Gives a parameter that lies as codes its first values.
+/// Fills a tensor, and its rounded copy if there is one, with the first values of these elements of a parameter.
+fn fill(
+    stream: &Stream,
+    (spec, stored): (&ParamSpec, &Range<usize>),
+    (output, rounded): (Tensor, Option<Tensor>),
+    seed: u64,
+) -> Result<()> {
+    stream.submit(Fill { output, value: 0.0 })?;
+    for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
+        let within = |tensor: Tensor| tensor.view(slab.start - stored.start, [slab.elements()]);
+        let ops = spec.init_slab(&slab, seed, within(output), rounded.map(within));
+        ops.into_iter().try_for_each(|op| stream.submit(op))?;
+    }
+    Ok(())
+}
+
+/// Gives a parameter that lies as codes its first values, in bf16 by way of memory that passes.
 fn set_first_codes(stream: &Stream, (spec, codes): (&ParamSpec, CodeMemory), passing: &Area, seed: u64) -> Result<()> {
     let all = spec.shape.elements();
     for first in (0..all).step_by(FIRST_VALUES) {
         let stored = first..all.min(first + FIRST_VALUES);
-        let here = first_values(stream, (spec, &stored), passing, None, seed)?;
-        stream.synchronize()?;
-        codes.part(first, stored.len()).set(stream.device(), &stream.device().download::<f32>(&here)?)?;
+        let here = passing.tensor("first values", 0, [stored.len()], DType::Bf16);
+        fill(stream, (spec, &stored), (here, None), seed)?;
+        codes.part(first, stored.len()).submit(stream, here)?;
     }
     Ok(())
 }

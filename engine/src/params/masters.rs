@@ -33,7 +33,7 @@ pub(super) fn download(device: &Device, masters: &Tensor, weights: Option<Tensor
             let (weights, rest) = (device.download::<bf16>(&weights)?, device.download::<u16>(masters)?);
             Ok(weights.into_par_iter().zip(rest).map(|(weight, rest)| join_master(weight, rest)).collect())
         }
-        (DType::Bf16, _) => Ok(device.download::<bf16>(masters)?.into_iter().map(bf16::to_f32).collect()),
+        (DType::Bf16, _) => Ok(device.download::<bf16>(masters)?.into_par_iter().map(bf16::to_f32).collect()),
         _ => device.download(masters),
     }
 }

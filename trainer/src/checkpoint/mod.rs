@@ -70,7 +70,7 @@ pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, Tens
 pub use meaning::changed_meaning;
 pub use other_formats::refuse_other_formats;
 pub use read::{LARGEST_SOURCE_FILE, load, verify};
-pub(crate) use read::{copy_overlap, several_at_once};
+pub(crate) use read::{copy_overlap, read_ahead};
 pub(crate) use session::LOG_LOCK;
 pub use session::{Place, Session, is_in_use, missing_checkpoint, newest_step, start_folder};
 pub use validated::{Validated, ValidationEntry};

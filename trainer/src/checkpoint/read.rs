@@ -125,7 +125,7 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     let device = stage.device();
     let tensors = local_tensors(stage);
     check_fits(folder, manifest, &tensors, &names_elsewhere(stage))?;
-    let damaged = |damage| RunError::from(damaged(folder, &damage));
+    let damaged = |damage| damaged(folder, &damage);
     let mut parts: BTreeMap<&str, Vec<&TensorEntry>> = BTreeMap::new();
     manifest.tensors.iter().for_each(|part| parts.entry(&part.name).or_default().push(part));
     let wanted: Vec<Wanted<'_>> = tensors
@@ -133,23 +133,13 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
         .map(|tensor| Wanted::new(tensor, stage, parts.get(tensor.name.as_str()).map_or(&[], Vec::as_slice)))
         .collect();
     let files = TensorFiles::open(folder, wanted.iter().flat_map(|wanted| &wanted.parts)).map_err(damaged)?;
-    let batches = several_at_once(&wanted, |wanted| wanted.range.len() * size_of::<f32>());
-    let read = |several: &[Wanted<'_>]| -> Result<Vec<Vec<f32>>, Damage> {
-        several.par_iter().map(|wanted| wanted.read(&files, activity)).collect()
+    let read = |wanted: &Wanted<'_>| wanted.read(&files, activity).map_err(damaged);
+    let set = |wanted: &Wanted<'_>, values: Vec<f32>| {
+        wanted.set(stage, &values)?;
+        activity.advance();
+        Ok(())
     };
-    // The next tensors are read while these go to the device.
-    std::thread::scope(|scope| {
-        let (sender, receiver) = sync_channel(0);
-        let ahead = &batches;
-        scope.spawn(move || ahead.iter().map(|several| read(several)).try_for_each(|values| sender.send(values)));
-        for (several, values) in batches.iter().zip(receiver) {
-            for (wanted, values) in several.iter().zip(values.map_err(damaged)?) {
-                wanted.set(stage, &values)?;
-                activity.advance();
-            }
-        }
-        Ok::<_, RunError>(())
-    })?;
+    read_ahead::<_, RunError>(&wanted, |wanted| wanted.range.len(), read, set)?;
     stage.refresh_scales()?;
     let spikes = manifest.spikes.as_ref();
     let status = Status {
@@ -165,19 +155,37 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
 /// Bytes that are read at once, on all cores, before they go to the device.
 const AT_ONCE: usize = 512 << 20;
 
-/// Neighbours that are read at once: as many as have [`AT_ONCE`] bytes together, or one.
-pub(crate) fn several_at_once<T>(all: &[T], bytes: impl Fn(&T) -> usize) -> Vec<&[T]> {
-    let (mut several, mut first, mut sum) = (Vec::new(), 0, 0);
+/// Reads tensors on all cores, several at once: as many neighbours as have [`AT_ONCE`] bytes together, or one. The next ones are
+/// read while `set` brings these to the device.
+///
+/// # Errors
+/// The first of `read` or `set`.
+pub(crate) fn read_ahead<T: Sync, E: From<UserError>>(
+    all: &[T],
+    elements: impl Fn(&T) -> usize,
+    read: impl Fn(&T) -> Result<Vec<f32>, UserError> + Sync,
+    mut set: impl FnMut(&T, Vec<f32>) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut batches, mut first, mut sum) = (Vec::new(), 0, 0);
     for (at, one) in all.iter().enumerate() {
-        let more = bytes(one);
+        let more = elements(one) * size_of::<f32>();
         if at > first && sum + more > AT_ONCE {
-            several.push(&all[first..at]);
+            batches.push(&all[first..at]);
             (first, sum) = (at, 0);
         }
         sum += more;
     }
-    several.extend(Some(&all[first..]).filter(|rest| !rest.is_empty()));
-    several
+    batches.extend(Some(&all[first..]).filter(|rest| !rest.is_empty()));
+    let (read, ahead) = (&read, &batches);
+    let read_all = |several: &[T]| several.par_iter().map(read).collect::<Result<Vec<Vec<f32>>, UserError>>();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = sync_channel(0);
+        scope.spawn(move || ahead.iter().map(|several| read_all(several)).try_for_each(|values| sender.send(values)));
+        for (several, values) in batches.iter().zip(receiver) {
+            several.iter().zip(values?).try_for_each(|(one, values)| set(one, values))?;
+        }
+        Ok(())
+    })
 }
 
 /// The elements of a tensor that this rank needs, and the parts of the checkpoint that have them.

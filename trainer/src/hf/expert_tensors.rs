@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use common::UserError;
+use rayon::prelude::*;
 
 use super::names::Entry;
 use super::read::{WeightFolder, Whole};
@@ -63,25 +64,35 @@ impl WeightFolder {
     /// As [`WeightFolder::rows`].
     pub(super) fn rows_of_experts(&self, entry: &Entry, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
         let (width, each) = (entry.width(), entry.shape[0] / entry.layout.experts());
-        let experts = rows.start / each..rows.end.div_ceil(each);
+        let (first, end) = (rows.start / each, rows.end.div_ceil(each));
         let part = &entry.parts[0];
-        let ours = match self.packed(&part.name) {
+        let packed = self.packed(&part.name);
+        packed.iter().try_for_each(|packed| self.check_packed(entry, packed))?;
+        let of_expert = |expert: usize| match &packed {
             Some(packed) => {
-                self.check_packed(entry, &packed)?;
-                let bytes = |(name, tensor): (&str, &Whole)| self.bytes_of(name, tensor, experts.clone());
+                let bytes = |(name, tensor): (&str, &Whole)| self.bytes_of(name, tensor, expert..expert + 1);
                 let values = decode(&bytes(packed.blocks)?, &bytes(packed.scales)?);
-                if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-                    return Err(self.not_finite(packed.scales.0, values[at], at));
+                match values.iter().position(|value| !value.is_finite()) {
+                    None => Ok(entry.layout.ordered(&values, each, width)),
+                    Some(at) => Err(self.not_finite(packed.scales.0, values[at], expert * each * width + at)),
                 }
-                entry.layout.ordered(&values, each, width)
             }
             None => {
                 let (name, tensor) = self.part(entry, part)?;
-                entry.layout.as_ours(self.joined(name, tensor, experts.clone())?, each, width)
+                Ok(entry.layout.as_ours(self.joined(name, tensor, expert..expert + 1)?, each, width))
             }
         };
-        let first = experts.start * each;
-        Ok(ours[(rows.start - first) * width..(rows.end - first) * width].to_vec())
+        let mut ours = vec![0.0; (end - first) * each * width];
+        let read = |(at, values): (usize, &mut [f32])| {
+            values.copy_from_slice(&of_expert(first + at)?);
+            Ok(())
+        };
+        let failed = ours.par_chunks_mut(each * width).enumerate().find_map_first(|expert| read(expert).err());
+        failed.map_or(Ok(()), Err)?;
+        let before = first * each;
+        ours.truncate((rows.end - before) * width);
+        ours.drain(..(rows.start - before) * width);
+        Ok(ours)
     }
 }
 

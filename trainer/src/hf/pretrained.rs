@@ -10,7 +10,6 @@ use data::Tokenizer;
 use device::Device;
 use engine::model::{GptShape, is_adapter};
 use engine::params::{ParamSpec, Params, Slab};
-use rayon::prelude::*;
 use serde_json::Value as Json;
 use toml::Value;
 
@@ -20,7 +19,7 @@ use super::peft_config::ADAPTER_CONFIG;
 use super::read::tell_of_unread;
 use super::source::SourceFiles;
 use super::weights::Weights;
-use crate::checkpoint::{MANIFEST, named, newest_in, several_at_once};
+use crate::checkpoint::{MANIFEST, named, newest_in, read_ahead};
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
@@ -235,13 +234,9 @@ impl Pretrained {
             (0..params.specs.len()).partition(|index| entry_of(index).is_some());
         let wanted: Vec<Wanted<'_>> =
             found.iter().filter_map(|&index| Wanted::new(params, index, entry_of(&index)?)).collect();
-        for several in several_at_once(&wanted, |wanted| wanted.bytes()) {
-            let read = several.par_iter().map(|wanted| wanted.read(&weights));
-            let values: Vec<Vec<f32>> = read.collect::<Result<_, UserError>>()?;
-            for (wanted, values) in several.iter().zip(&values) {
-                params.set_needed(device, wanted.index, values)?;
-            }
-        }
+        let read = |wanted: &Wanted<'_>| wanted.read(&weights);
+        let set = |wanted: &Wanted<'_>, values: Vec<f32>| Ok(params.set_needed(device, wanted.index, &values)?);
+        read_ahead::<_, LoadError>(&wanted, Wanted::elements_read, read, set)?;
         Ok(missing)
     }
 
@@ -295,6 +290,8 @@ struct Wanted<'p> {
     elements: Range<usize>,
     /// The rows of the whole parameter that they lie in.
     rows: Range<usize>,
+    /// They are those rows, in their order.
+    are_rows: bool,
 }
 
 impl<'p> Wanted<'p> {
@@ -304,16 +301,21 @@ impl<'p> Wanted<'p> {
         let slabs: Vec<Slab> = spec.slabs.iter().flat_map(|slab| slab.within(elements.clone())).collect();
         let first = slabs.iter().map(|slab| slab.offset[0]).min()?;
         let end = slabs.iter().map(|slab| slab.offset[0] + slab.sizes[0]).max()?;
-        Some(Wanted { index, spec, entry, elements, rows: first..end })
+        let all = (end - first) * entry.width();
+        let are_rows = elements.len() == all && matches!(&slabs[..], [slab] if slab.elements() == all);
+        Some(Wanted { index, spec, entry, elements, rows: first..end, are_rows })
     }
 
-    /// Bytes that are read at once.
-    fn bytes(&self) -> usize {
-        self.rows.len() * self.entry.width() * size_of::<f32>()
+    /// Elements that are read at once.
+    fn elements_read(&self) -> usize {
+        self.rows.len() * self.entry.width()
     }
 
     fn read(&self, weights: &Weights<'_>) -> Result<Vec<f32>, UserError> {
         let values = weights.rows(self.entry, self.rows.clone())?;
+        if self.are_rows {
+            return Ok(values);
+        }
         let before = self.rows.start * self.entry.width();
         Ok(self.spec.stored_values_in(self.elements.clone(), |at| values[at - before]))
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::files::{is_plain_name, open_file, read_file};
+use rayon::prelude::*;
 use serde::Deserialize;
 
 use super::expert_tensors::Packed;
@@ -26,6 +27,9 @@ const LARGEST_INDEX: u64 = 64 << 20;
 
 /// The head, by its name with us and at Hugging Face.
 const HEAD: &str = "lm_head.weight";
+
+/// The values that a core reads at once.
+const VALUES_AT_ONCE: usize = 256 << 10;
 
 /// Rows of two tensors that are compared at once.
 pub(super) const ROWS_AT_ONCE: usize = 4096;
@@ -211,24 +215,30 @@ impl WeightFolder {
         if let FileLayout::OfExperts { .. } = entry.layout {
             return self.rows_of_experts(entry, rows);
         }
-        let mut values = Vec::with_capacity(rows.len() * entry.width());
+        let (width, mut values) = (entry.width(), vec![0.0; rows.len() * entry.width()]);
+        let (mut parts, mut rest) = (Vec::new(), &mut values[..]);
         for part in &entry.parts {
             let (first, end) = (rows.start.max(part.rows.start), rows.end.min(part.rows.end));
-            if first >= end {
-                continue;
-            }
-            let (name, tensor) = self.part(entry, part)?;
-            let here = first - part.rows.start..end - part.rows.start;
-            match entry.layout {
-                FileLayout::Ours => values.extend(self.joined(name, tensor, here)?),
-                layout => {
-                    let whole = self.joined(name, tensor, 0..tensor.shape[0])?;
-                    let whole = layout.as_ours(whole, entry.shape[0], entry.width());
-                    values.extend(&whole[here.start * entry.width()..here.end * entry.width()]);
-                }
+            if first < end {
+                let (here, after) = rest.split_at_mut((end - first) * width);
+                parts.push((part, first - part.rows.start..end - part.rows.start, here));
+                rest = after;
             }
         }
-        Ok(values)
+        let read = |(part, here, values): (&names::Part, Range<usize>, &mut [f32])| {
+            let (name, tensor) = self.part(entry, part)?;
+            match entry.layout {
+                FileLayout::Ours => self.join(name, tensor, here, values),
+                layout => {
+                    let whole = self.joined(name, tensor, 0..tensor.shape[0])?;
+                    let whole = layout.as_ours(whole, entry.shape[0], width);
+                    values.copy_from_slice(&whole[here.start * width..here.end * width]);
+                    Ok(())
+                }
+            }
+        };
+        let failed = parts.into_par_iter().find_map_first(|part| read(part).err());
+        failed.map_or(Ok(values), Err)
     }
 
     /// The tensor of a part of a parameter.
@@ -270,16 +280,21 @@ impl WeightFolder {
 
     /// Some rows of a tensor.
     pub(super) fn joined(&self, name: &str, tensor: &Whole, rows: Range<usize>) -> Result<Vec<f32>, UserError> {
+        let mut values = vec![0.0; rows.len() * tensor.shape[1..].iter().product::<usize>()];
+        self.join(name, tensor, rows, &mut values)?;
+        Ok(values)
+    }
+
+    /// Reads some rows of a tensor.
+    fn join(&self, name: &str, tensor: &Whole, rows: Range<usize>, values: &mut [f32]) -> Result<(), UserError> {
         let width = |sizes: &[usize]| sizes[1..].iter().product::<usize>();
         if let [whole] = &tensor.blocks[..]
             && whole.header.shape == tensor.shape
         {
-            let width = width(&tensor.shape);
-            return self.values(name, whole, rows.start * width..rows.end * width);
+            return self.read_values(name, whole, rows.start * width(&tensor.shape), values);
         }
         let sizes = [&[rows.len()], &tensor.shape[1..]].concat();
         let offset = [&[rows.start], &vec![0; tensor.shape.len() - 1][..]].concat();
-        let mut values = vec![0.0; sizes.iter().product()];
         for block in &tensor.blocks {
             let (at, shape) = (block.offset[0], &block.header.shape);
             let (first, end) = (rows.start.max(at), rows.end.min(at + shape[0]));
@@ -290,20 +305,32 @@ impl WeightFolder {
             let part = self.values(name, block, (first - at) * width..(end - at) * width)?;
             let (part_offset, part_sizes) =
                 ([&[first], &block.offset[1..]].concat(), [&[end - first], &shape[1..]].concat());
-            copy_overlap((&part[..], &part_offset, &part_sizes), (&mut values, &offset, &sizes));
+            copy_overlap((&part[..], &part_offset, &part_sizes), (&mut *values, &offset, &sizes));
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Some elements of a block.
     fn values(&self, name: &str, located: &Located, elements: Range<usize>) -> Result<Vec<f32>, UserError> {
+        let mut values = vec![0.0; elements.len()];
+        self.read_values(name, located, elements.start, &mut values)?;
+        Ok(values)
+    }
+
+    /// Reads the elements of a block from the one with index `first` on, on all cores.
+    fn read_values(&self, name: &str, located: &Located, first: usize, values: &mut [f32]) -> Result<(), UserError> {
         let dtype = self.data_type(name, located)?;
-        let bytes = self.bytes(located, elements.start * dtype.size()..elements.end * dtype.size())?;
-        let values = dtype.decode(&bytes);
-        match values.iter().position(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(at) => Err(self.not_finite(name, values[at], elements.start + at)),
-        }
+        let read = |(number, values): (usize, &mut [f32])| {
+            let first = first + number * VALUES_AT_ONCE;
+            let bytes = self.bytes(located, first * dtype.size()..(first + values.len()) * dtype.size())?;
+            values.copy_from_slice(&dtype.decode(&bytes));
+            match values.iter().position(|value| !value.is_finite()) {
+                None => Ok(()),
+                Some(at) => Err(self.not_finite(name, values[at], first + at)),
+            }
+        };
+        let failed = values.par_chunks_mut(VALUES_AT_ONCE).enumerate().find_map_first(|values| read(values).err());
+        failed.map_or(Ok(()), Err)
     }
 
     /// Some bytes of a block.

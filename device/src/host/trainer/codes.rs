@@ -2,25 +2,34 @@
 
 use crate::host::elementwise::with_float;
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{CODE_BLOCK, CodeForm, CodedValues, NF4_VALUES};
+use crate::ops::{CODE_BLOCK, CodedValues, CodesOfValues};
 use crate::{Float, bf16};
 
 impl HostKernel for CodedValues {
     fn run(&self, pool: &Pool) {
         let (codes, scales) = (view::read::<u8>(&self.codes), view::read::<bf16>(&self.scales));
-        let value = |at: usize, scale: f32| match self.form {
-            CodeForm::Nf4 => {
-                let byte = codes[at / 2];
-                NF4_VALUES[usize::from(if at.is_multiple_of(2) { byte >> 4 } else { byte & 15 })] * scale
-            }
-            CodeForm::Int8 => f32::from(codes[at] as i8) * (scale * (1.0 / 127.0)),
-        };
+        let bytes = self.form.bytes(CODE_BLOCK);
         with_float!(self.output.dtype, T => {
-            pool.for_each_chunk(view::write::<T>(&self.output), CODE_BLOCK, |block, values| {
-                let scale = scales[block].to_f32();
-                for (at, to) in values.iter_mut().enumerate() {
-                    *to = T::from_f32(value(block * CODE_BLOCK + at, scale));
-                }
+            pool.for_each_chunk(view::write::<T>(&self.output), CODE_BLOCK, |block, output| {
+                let mut values = [0.0; CODE_BLOCK];
+                self.form.values(&codes[block * bytes..][..bytes], scales[block], &mut values);
+                output.iter_mut().zip(values).for_each(|(to, x)| *to = T::from_f32(x));
+            });
+        });
+    }
+}
+
+impl HostKernel for CodesOfValues {
+    fn run(&self, pool: &Pool) {
+        let codes = (view::write::<u8>(&self.codes), self.form.bytes(CODE_BLOCK));
+        let scales = (view::write::<bf16>(&self.scales), 1);
+        with_float!(self.input.dtype, T => {
+            let input = view::read::<T>(&self.input);
+            pool.for_each_chunk_pair(codes, scales, |block, codes, scale| {
+                let values = &input[block * CODE_BLOCK..][..CODE_BLOCK];
+                let mut rounded = [bf16::ZERO; CODE_BLOCK];
+                rounded.iter_mut().zip(values).for_each(|(to, x)| *to = bf16::from_f32(x.to_f32()));
+                scale[0] = self.form.encode(&rounded, codes);
             });
         });
     }

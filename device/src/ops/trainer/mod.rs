@@ -40,14 +40,15 @@ pub(crate) use attention::AttentionSizes;
 pub use attention::{Attention, AttentionBackward, Documents, KeysOf, RankKeys, RankKeysBackward};
 pub use attention_parts::{AddRows, KeyPart, MergeAttention};
 pub use cache::{CachedAttention, TakeRows};
-pub use codes::{CODE_BLOCK, CodeForm, CodedValues, NF4_VALUES};
+pub use codes::{CODE_BLOCK, CodeForm, CodedValues, CodesOfValues};
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
-    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm, GroupedProduct, LimitLoad,
-    Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert, UpdateSelectionBias,
+    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm, GroupedProduct,
+    LimitLoad, Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert,
+    UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
 pub(crate) use gemm::MatrixPlace;
