@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use device::NvtxRange;
 use device::ops::Copy;
 
 use crate::context::{Current, StepContext};
@@ -15,6 +16,13 @@ struct Inside<'c, 'm, P: Policy> {
     cx: &'c mut StepContext<'m, P>,
     region: P::Region,
     outer: Option<Current<P::Region>>,
+}
+
+/// A region that was entered.
+struct Entered<R> {
+    current: Current<R>,
+    begins_aside: bool,
+    _range: Option<NvtxRange>,
 }
 
 impl<P: Policy> Drop for Inside<'_, '_, P> {
@@ -40,6 +48,29 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
+        let entered = self.enter(region)?;
+        let outer = self.current.replace(entered.current);
+        let inside = Inside { cx: self, region, outer };
+        let cx = &mut *inside.cx;
+        let result = match cx.begin(region, input) {
+            Ok(input) => body(cx, input),
+            Err(error) => Err(error),
+        };
+        let ended = cx.end(result.is_ok());
+        drop(inside);
+        // Also after a failure: the step may go on.
+        self.recorder.borrow_mut().end(self.manager.pool.device());
+        self.is_aside &= !entered.begins_aside;
+        match (result, ended) {
+            (Ok(output), Ok(())) => Ok(output),
+            (Err(error), _) | (_, Err(error)) => Err(error.within(region)),
+        }
+    }
+
+    // What follows does not depend on the region's code, so the compiler makes it once and not for each region.
+
+    /// Begins the recording of a region.
+    fn enter(&mut self, region: P::Region) -> Result<Entered<P::Region>> {
         self.check_unwound()?;
         self.end_piece(Then::Inner)?;
         let begins_aside = !self.is_aside && self.runs_aside(region);
@@ -47,43 +78,32 @@ impl<'m, P: Policy> StepContext<'m, P> {
             self.manager.pool.lane().begin_after(self.manager.pool.compute())?;
             self.is_aside = true;
         }
-        let (device, stream) = (self.manager.pool.device().clone(), self.stream().id());
+        let (device, stream) = (self.manager.pool.device(), self.stream().id());
         let captured = self.manager.options.enable && self.manager.policy.captured(region).is_ok();
         let instance = self.manager.policy.instance(region);
-        let visit = self.recorder.borrow_mut().begin(&device, region, instance, stream, captured);
+        let visit = self.recorder.borrow_mut().begin(device, region, instance, stream, captured);
         let name = self.recorder.borrow().name(visit);
         device.set_scope(&name);
-        let _range = device.nvtx_range(|| name.to_string());
+        let range = device.nvtx_range(|| name.to_string());
         let microbatch = instance.map(|instance| instance.microbatch);
         let current = Current { region, visit, microbatch, begins: Cell::new(true) };
-        let output = self.inside(current, input, body);
-        // Also after a failure: the step may go on.
-        self.recorder.borrow_mut().end(&device);
-        self.is_aside &= !begins_aside;
-        output
+        Ok(Entered { current, begins_aside, _range: range })
     }
 
-    /// Runs the code of a region as the innermost one, after a mark for a watchdog.
-    fn inside<I: TensorTree, O>(
-        &mut self,
-        current: Current<P::Region>,
-        input: I,
-        body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
-    ) -> Result<O> {
-        let region = current.region;
-        let outer = self.current.replace(current);
-        let inside = Inside { cx: self, region, outer };
-        let cx = &mut *inside.cx;
-        let result = cx.own_inputs(region, input).and_then(|input| {
-            cx.mark(region)?;
-            let output = body(cx, input)?;
-            cx.end_piece(Then::End)?;
-            Ok(output)
-        });
-        if result.is_err() {
-            cx.passes.drop_entries();
+    /// The inputs that the code of a region gets, after a mark for a watchdog.
+    fn begin<I: TensorTree>(&mut self, region: P::Region, input: I) -> Result<I> {
+        let input = self.own_inputs(region, input)?;
+        self.mark(region)?;
+        Ok(input)
+    }
+
+    /// Ends the last piece of a region, or drops it where the region's code failed.
+    fn end(&mut self, succeeded: bool) -> Result<()> {
+        let ended = if succeeded { self.end_piece(Then::End) } else { Ok(()) };
+        if !succeeded || ended.is_err() {
+            self.passes.drop_entries();
         }
-        result.map_err(|error| error.within(region))
+        ended
     }
 
     /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
