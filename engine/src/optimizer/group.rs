@@ -56,9 +56,10 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// element that this rank updates.
     fn state(&self) -> &'static [RuleState];
 
-    /// The update of these of all parameters, each with an element that this rank updates, as it is recorded in every step. It reads the learning rate from `control` and the
-    /// gradients' factor from `status`, and writes nothing in a step with gradients that are not finite. State on the host
-    /// comes to the device for each operation that uses it: such an operation is small if the update has parts.
+    /// The update of these of all parameters, each with an element that this rank updates, as it is recorded in every
+    /// step. It reads the learning rate from `control` and the gradients' factor from `status`, and writes nothing in a
+    /// step with gradients that are not finite. State on the host comes to the device for each operation that uses it:
+    /// such an operation is small if the update has parts.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
 
     /// Whether its update takes master weights that are kept as remainders, and gradients in bf16.

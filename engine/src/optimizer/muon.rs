@@ -8,9 +8,9 @@
 //! 3. The weights are updated.
 //!
 //! With a distributed optimizer each parameter belongs to one rank of those that divide the state
-//! ([`Division::Parameters`](crate::params::Division)): that rank has its gradient, momentum and master weights, and does all three. Else each of
-//! the ranks with other tokens has all of these. Then the work of step 2 is divided alike, and each rank sends the
-//! directions that it made.
+//! ([`Division::Parameters`](crate::params::Division)): that rank has its gradient, momentum and master weights, and
+//! does all three. Else each of the ranks with other tokens has all of these. Then the work of step 2 is divided alike,
+//! and each rank sends the directions that it made.
 //!
 //! Of an expert's matrix, these ranks are those that have it.
 

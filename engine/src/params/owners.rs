@@ -54,8 +54,8 @@ mod tests {
             let all = [3, 5, 2, 9, 4, 4].map(|elements| Belonging { elements, over });
             owners(&all, &ranks)
         };
-        // 9; 5 and 3; 4, 4 and 2.
-        assert_eq!(of_rank(0), [2, 2, 0, 1, 0, 0]);
+        // 5, 3 and 2; 9; 4 and 4.
+        assert_eq!(of_rank(0), [0, 0, 0, 1, 2, 2]);
         assert_eq!(of_rank(1), of_rank(0));
     }
 }

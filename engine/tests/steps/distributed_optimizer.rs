@@ -288,7 +288,8 @@ fn graphs_change_no_bit_in_any_setting() {
         Case { tensor: 2, ..Case::new(Kind::Llama, 2, 4) },
         Case::new(Kind::Mlp, 4, 4),
         Case { sharding: Sharding::Gradients, ..Case::new(Kind::Gpt, 2, 2) },
-        Case { sharding: Sharding::Weights, tensor: 2, precision: Precision::Bf16, ..Case::new(Kind::Llama, 2, 2) },
+        // Embedding and head take turns.
+        Case { sharding: Sharding::Weights, precision: Precision::Bf16, ..Case::new(Kind::Llama, 4, 2) },
     ] {
         let eager = case.train();
         for scope in Scope::ALL {
