@@ -9,8 +9,8 @@ pub enum Sharding {
     /// Master weights and the optimizer's state (ZeRO stage 1, Rajbhandari et al., 2020).
     State,
     /// The gradients of blocks too (ZeRO stage 2). After each backward of a layer the ranks sum its gradients, and each
-    /// keeps the sum of its part. The layers take turns in two buffers for whole gradients. Embedding and head take turns
-    /// in a third one, if that takes less memory than whole gradients of both.
+    /// keeps the sum of its part. The layers take turns in two buffers for whole gradients. Embedding and head take
+    /// turns in a third one, if that takes less memory than whole gradients of both.
     Gradients,
     /// The weights too (ZeRO stage 3). They are gathered before each forward and each backward of a layer, one layer
     /// ahead. The layers take turns in buffers for whole weights, as they do for gradients.

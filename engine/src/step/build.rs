@@ -267,8 +267,8 @@ fn step_shape(
 }
 
 /// The layers whose gradients and weights ranks may divide: blocks, and with them embedding and head if these take less
-/// memory divided. A buffer in which the two take turns is as large as the larger one, and a rank keeps its parts of both.
-/// So an end alone on its stage stays whole, and a tied table, which both ends use.
+/// memory divided. The buffer in which the two take turns is as large as the larger one, and a rank keeps its parts of
+/// both. So an end alone on its stage stays whole, and a tied table, which both ends use.
 fn divided_layers(architecture: &Architecture, rest: Axes) -> Range<usize> {
     let (layers, ranks) = (&architecture.layers, &architecture.ranks);
     let of_layer = |layer: usize| architecture.specs.iter().filter(move |spec| spec.layer == layer);

@@ -125,8 +125,8 @@ impl StepProgram {
     }
 
     /// Sets to 0: the sums of losses and loads, in steps that measure the counts of 8-bit copies, and sparse gradients.
-    /// Each microbatch adds to sparse gradients, unless ranks divide them. All other gradients are overwritten by the first
-    /// microbatch's backward.
+    /// Each microbatch adds to sparse gradients, unless ranks divide them. All other gradients are overwritten by the
+    /// first microbatch's backward.
     fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
         self.zero_sums(cx)?;
         if let (Mode::Measure, Some(counts)) = (cx.mode().mode, self.params.fp8_counts()) {

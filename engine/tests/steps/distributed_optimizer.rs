@@ -436,8 +436,8 @@ fn divided_gradients_and_weights_take_the_memory_of_one_part_and_two_layers() {
     let [(weights, gradients, block, end), (same, of_part, ..), (of_weights, again, ..)] =
         [Sharding::State, Sharding::Gradients, Sharding::Weights].map(|sharding| of(sharding, 4));
     assert_eq!((same, again), (weights, of_part));
-    // Of twelve blocks three stay, and two are there in turn; of two ends a half stays, and one is there in turn. Padding is
-    // much for blocks so small.
+    // Of twelve blocks three stay, and two are there in turn; of two ends a half stays, and one is there in turn. Padding
+    // is much for blocks so small.
     let (saved, padding) = (7 * block + end / 2, 5 * block / 4);
     assert!(gradients - of_part > 4 * (saved - padding), "{gradients} and {of_part} bytes, {block} elements");
     assert!(weights - of_weights > 2 * (saved - padding), "{weights} and {of_weights} bytes, {block} elements");

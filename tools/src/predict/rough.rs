@@ -138,7 +138,7 @@ impl Rough {
             let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
             let activations = blocks_of(stage, &|cost| cost.memory[3]) * in_flight + ends * costs.rest.memory[3];
             let state = kind(0) * 2.0 / 3.0 / divided + kind(2) / divided;
-            // Blocks take turns in two buffers. Embedding and head on one stage take turns in one as large as one of them.
+            // Blocks take turns in two buffers, embedding and head on one stage in one as large as either.
             let of_blocks = |kind: usize, divided: f64| {
                 let blocks = blocks_of(stage, &|cost| cost.memory[kind]);
                 let turns = if divided > 1.0 { 2.0 * costs.block.memory[kind] } else { 0.0 };

@@ -112,7 +112,8 @@ pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -
 }
 
 /// The decay of a mean of gradients. Muon writes directions over its gradients; the means of Muon and AdamW tell the
-/// gradient that the update took: a mean becomes `decay` times itself plus `1 - decay` times the gradient after clipping.
+/// gradient that the update took: a mean becomes `decay` times itself plus `1 - decay` times the gradient after
+/// clipping.
 fn decay(plan: &RunPlan, mean: Values) -> Option<f32> {
     let optimizer = &plan.config.optimizer;
     match mean {
