@@ -83,7 +83,7 @@ fn after_a_step_each_parameter_is_as_if_all_were_updated_by_its_groups_rule() {
 fn groups_of_one_rule_are_updated_by_one_launch() {
     for divided in [false, true] {
         assert_eq!(train(&ParamGroup::decay_matrices(ADAMW, 0.1), divided, 3).1, [[1, 0]; 2]);
-        // The second rank's part of the last bucket has all norms.
+        // Norms are the last parameters of each bucket: the second rank has them.
         let of_first = usize::from(!divided);
         assert_eq!(train(&norms_by(SGD), divided, 3).1, [[1, of_first], [1, 1]]);
     }
