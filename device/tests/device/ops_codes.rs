@@ -65,7 +65,8 @@ fn values_are_those_of_their_codes_times_the_scale_of_their_block() {
 
 /// The codes and scales of a tensor's values.
 fn codes_of(t: &Bench, form: CodeForm, input: Tensor) -> (Vec<u8>, Vec<bf16>) {
-    let (codes, scales) = (t.empty(&[form.bytes(input.elements())], U8), t.empty(&[input.elements() / 64], Bf16));
+    let (bytes, blocks) = (form.bytes(input.elements()), input.elements() / 64);
+    let (codes, scales) = (t.put_bytes(&[bytes], U8, &vec![0x5a; bytes]), t.empty(&[blocks], Bf16));
     t.run(CodesOfValues { form, input, codes, scales });
     (t.device.download(&codes).unwrap(), t.device.download(&scales).unwrap())
 }
