@@ -50,6 +50,8 @@ struct Route {
     u32 forces_balance;
     u32 groups;        // neighbouring experts form groups of equal size, at most 32; 1 for no groups
     u32 of_groups;     // the groups that a token chooses from
+    u32 two_highest;   // a group's score is the sum of its two highest keys, and not the highest
+    u32 reserved;
     float scale;
     Places places;
 };
@@ -87,19 +89,18 @@ template <int V> Best take(u32 (&keys)[V], u32 first, u32 end) {
     return {highest, expert};
 }
 
-// Keys of experts outside of the groups with the highest sums of two keys become 0. Of equal sums that of the lowest group
-// is taken.
+// Keys of experts outside of the groups with the highest scores become 0. Of equal scores that of the lowest group is taken.
 template <int V> void keep_groups(u32 (&keys)[V], const Route& op) {
     const u32 lane = threadIdx.x % 32, size = op.experts / op.groups;
-    u32 left[V], sums[1] = {0}, kept = 0;
+    u32 left[V], scores[1] = {0}, kept = 0;
 #pragma unroll
     for (int i = 0; i < V; i++) left[i] = keys[i];
     for (u32 group = 0; group < op.groups; group++) {
-        float first = key_of(take<V>(left, group * size, (group + 1) * size).order);
-        float second = key_of(take<V>(left, group * size, (group + 1) * size).order);
-        if (lane == group) sums[0] = order(first + second);
+        float score = key_of(take<V>(left, group * size, (group + 1) * size).order);
+        if (op.two_highest) score += key_of(take<V>(left, group * size, (group + 1) * size).order);
+        if (lane == group) scores[0] = order(score);
     }
-    for (u32 j = 0; j < op.of_groups; j++) kept |= 1u << take<1>(sums, 0, op.groups).expert;
+    for (u32 j = 0; j < op.of_groups; j++) kept |= 1u << take<1>(scores, 0, op.groups).expert;
 #pragma unroll
     for (int i = 0; i < V; i++) {
         u32 expert = lane + 32 * i;

@@ -4,9 +4,9 @@ use super::sizes::{CONTROL, Sizes};
 use super::workbench::{AddTrial, Workbench};
 use crate::ops::{
     AddExpertBias, Balance, Columns, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient,
-    ExpertGlu, ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GemmColumns, GroupedGemm,
-    GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs,
-    SortByExpert, Status, UpdateSelectionBias, ZLoss,
+    ExpertGlu, ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GemmColumns, GroupScore,
+    GroupedGemm, GroupedProduct, LimitLoad, PlaceRows, Route, RouteBackward, Router, RowWeights, SampleTokens, Score,
+    SlotsOfPairs, SortByExpert, Status, UpdateSelectionBias, ZLoss,
 };
 use crate::random::uniform;
 use crate::{DType, Result, Tensor};
@@ -172,13 +172,14 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
     let Mixture { sequences, tokens, experts, k, .. } = m;
     let softmax = Router { score: Score::Softmax, groups: None, normalise: false, scale: 1.0, forces_balance: false };
     let sigmoid = Router { score: Score::Sigmoid, normalise: true, scale: 2.5, ..softmax };
-    let two = Some(ExpertGroups { count: 2, per_token: 1 });
+    let two = |score| Some(ExpertGroups { count: 2, per_token: 1, score });
     let even = Mixture { experts: 4 * k, ..m };
     for (label, router, biased, m) in [
         ("softmax", softmax, false, m),
         ("softmax, normalised", Router { normalise: true, ..softmax }, false, m),
         ("sigmoid with a bias", sigmoid, true, m),
-        ("sigmoid with groups and a bias", Router { groups: two, ..sigmoid }, true, even),
+        ("sigmoid with groups and a bias", Router { groups: two(GroupScore::TwoHighest), ..sigmoid }, true, even),
+        ("softmax with groups and a bias", Router { groups: two(GroupScore::Highest), ..softmax }, true, even),
         ("in turn", Router { forces_balance: true, ..softmax }, false, m),
     ] {
         let (experts, groups) = (m.experts, router.groups);
@@ -208,7 +209,7 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
         ("sigmoid, losses by document", sigmoid, Some(tokens), true, true),
         (
             "sigmoid, losses without gradients",
-            Router { normalise: false, groups: two, ..sigmoid },
+            Router { normalise: false, groups: two(GroupScore::TwoHighest), ..sigmoid },
             Some(1),
             true,
             false,

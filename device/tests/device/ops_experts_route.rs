@@ -94,23 +94,32 @@ fn tokens_choose_the_experts_with_the_highest_scores_and_a_bias_counts_for_the_c
     }
 }
 
-/// The keys of the experts in the groups with the highest sums of two keys; the others lowest of all.
+/// The keys of the experts in the groups with the highest scores; the others lowest of all.
 fn within(groups: ExpertGroups, keys: &[f64]) -> Vec<f64> {
     let size = keys.len() / groups.count;
-    let sums: Vec<f64> =
-        keys.chunks(size).map(|group| choice(group, 2).iter().map(|expert| group[*expert as usize]).sum()).collect();
-    let kept = choice(&sums, groups.per_token);
+    let summed = if groups.score == GroupScore::Highest { 1 } else { 2 };
+    let score = |group: &[f64]| choice(group, summed).iter().map(|expert| group[*expert as usize]).sum();
+    let scores: Vec<f64> = keys.chunks(size).map(score).collect();
+    let kept = choice(&scores, groups.per_token);
     let key = |(at, key): (usize, &f64)| if kept.contains(&((at / size) as i32)) { *key } else { f64::NEG_INFINITY };
     keys.iter().enumerate().map(key).collect()
 }
 
 #[test]
-fn tokens_choose_within_the_groups_with_the_highest_sums_of_two_scores() {
+fn tokens_choose_within_the_groups_with_the_highest_scores() {
     let t = checked_bench();
-    for (tokens, experts, k, count, per_token) in
-        [(40, 8, 2, 4, 1), (40, 8, 4, 4, 2), (9, 60, 8, 6, 2), (21, 256, 8, 8, 4), (5, 512, 16, 32, 3), (4, 6, 3, 2, 2)]
+    let sizes = [
+        (40, 8, 2, 4, 1),
+        (40, 8, 4, 4, 2),
+        (9, 60, 8, 6, 2),
+        (21, 256, 8, 8, 4),
+        (5, 512, 16, 32, 3),
+        (4, 6, 3, 2, 2),
+    ];
+    for ((tokens, experts, k, count, per_token), score) in
+        sizes.into_iter().flat_map(|sizes| [GroupScore::TwoHighest, GroupScore::Highest].map(|score| (sizes, score)))
     {
-        let (s, groups) = (Sizes { tokens, experts, k }, ExpertGroups { count, per_token });
+        let (s, groups) = (Sizes { tokens, experts, k }, ExpertGroups { count, per_token, score });
         let router = Router { groups: Some(groups), normalise: true, scale: 2.5, ..SIGMOID };
         let (logits, bias) = (logits(s), numbers(2, experts, F32));
         let (_, chosen, of_pairs) = route(&t, router, s, &logits, Some(&bias));
@@ -127,12 +136,15 @@ fn tokens_choose_within_the_groups_with_the_highest_sums_of_two_scores() {
         assert!(others > 0 || per_token == count, "{s:?}: no choice is limited");
         assert_close(&format!("weights of {s:?}"), F32, &of_pairs, &truth);
     }
-    // Of equal sums the lowest group is taken, and NaN counts as minus infinity: the second group has the highest sum.
+    // Of equal scores the lowest group is taken, and NaN counts as minus infinity: the second group has the highest sum.
     let s = Sizes { tokens: 3, experts: 6, k: 2 };
-    let router = Router { groups: Some(ExpertGroups { count: 3, per_token: 1 }), ..SIGMOID };
     let nan = f64::NAN;
     let logits = [[0.0; 6], [nan, 9.0, -1.0, -1.0, 5.0, nan], [nan; 6]];
-    assert_eq!(route(&t, router, s, logits.as_flattened(), None).1, [0, 1, 2, 3, 0, 1]);
+    for (score, second) in [(GroupScore::TwoHighest, [2, 3]), (GroupScore::Highest, [1, 0])] {
+        let router = Router { groups: Some(ExpertGroups { count: 3, per_token: 1, score }), ..SIGMOID };
+        let [first, last] = second;
+        assert_eq!(route(&t, router, s, logits.as_flattened(), None).1, [0, 1, first, last, 0, 1]);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Layers of experts: as PyTorch and `transformers` have them, and the same bits in every setting and under every load.
 
 use device::HostValues;
-use device::ops::{ExpertGroups, LatentHead, Router, Score};
+use device::ops::{ExpertGroups, GroupScore, LatentHead, Router, Score};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{
     AttentionKind, BalanceGroup, BalanceLoss, Experts, FeedForward, GptShape, Keeps, Latent, NormPlacement, Position,
@@ -100,7 +100,7 @@ fn tiny_gpt_oss(precision: Precision) -> GptShape {
 }
 
 /// DeepSeek-V3: queries, keys and values from latents, and a shared expert behind a dense block. Some choose within groups.
-fn tiny_deepseek(query_rank: Option<usize>, groups: Option<ExpertGroups>) -> GptShape {
+pub fn tiny_deepseek(query_rank: Option<usize>, groups: Option<ExpertGroups>) -> GptShape {
     let head = LatentHead { plain: 6, rotated: 4, value: 8 };
     let experts = Experts {
         count: 6,
@@ -174,7 +174,7 @@ fn a_gpt_oss_agrees_with_transformers() {
 #[test]
 fn a_deepseek_v3_agrees_with_transformers() {
     in_small_steps("deepseekv3", "deepseekv3", &F32, tiny_deepseek(Some(14), None));
-    let groups = Some(ExpertGroups { count: 3, per_token: 1 });
+    let groups = Some(ExpertGroups { count: 3, per_token: 1, score: GroupScore::TwoHighest });
     in_small_steps("deepseekv3-groups", "deepseekv3", &F32, tiny_deepseek(None, groups));
 }
 

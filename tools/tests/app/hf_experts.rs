@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use tempfile::TempDir;
+use trainer::config::{ExpertGroupScore, RouterScore};
 use trainer::hf::{DataType, Direction, convert};
 
 use crate::harness::{Folder, bits, checkpoint, copy_run, expect, metrics, run};
@@ -251,9 +252,16 @@ fn keys_about_experts_are_those_of_transformers_and_what_it_would_not_compute_is
         assert_eq!((glm.expert_pattern, glm.router_scale, glm.shared_expert_ffn), (vec![0, 0, 1, 1], 1.8, 1536));
     }
 
+    let v2 = with(json!({ "topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3 }));
+    let v2 = model("deepseek_v2", v2);
+    assert_eq!((v2.expert_groups, v2.expert_groups_per_token), (8, 3));
+    assert_eq!((v2.expert_group_score, v2.router_score), (ExpertGroupScore::Highest, RouterScore::Softmax));
+    // Version 5 of `transformers` ignores groups with this method, and so does DeepSeek's code.
+    let lite = model("deepseek_v2", with(json!({ "topk_method": "greedy", "n_group": 8, "topk_group": 3 })));
+    assert_eq!((lite.expert_groups, lite.experts), (1, 64));
+
     for (kind, key, value) in [
-        ("deepseek_v2", "topk_method", json!("group_limited_greedy")),
-        ("deepseek_v2", "n_group", json!(8)),
+        ("deepseek_v2", "topk_method", json!("noaux_tc")),
         ("glm4_moe_lite", "rope_interleave", json!(false)),
         ("glm4_moe_lite", "n_group", json!(0)),
         ("glm4_moe_lite", "first_k_dense_replace", json!(2)),

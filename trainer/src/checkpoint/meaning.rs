@@ -109,6 +109,7 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
             ("experts_per_token", model.experts_per_token.to_string()),
             ("expert_pattern", format!("experts in blocks {blocks:?}")),
             ("expert_groups", format!("{} of {}", model.expert_groups_per_token, model.expert_groups)),
+            ("expert_group_score", model.expert_group_score.to_string()),
             ("router_score", model.router_score.to_string()),
             ("router_normalise", model.router_normalise.to_string()),
             ("router_scale", model.router_scale.to_string()),

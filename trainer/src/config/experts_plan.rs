@@ -1,13 +1,14 @@
 //! The layers of experts of a configuration, checked.
 
 use common::{Mistakes, UserError};
-use device::ops::{ExpertGroups, Router, Score};
+use device::ops::{ExpertGroups, GroupScore, Router, Score};
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::context_plan::tokens_here;
 use crate::config::{
-    Activation, BalanceLossOver, Fp8Choice, ModelConfig, RouterScore, RunConfig, TokenDropPolicy, TrainConfig,
+    Activation, BalanceLossOver, ExpertGroupScore, Fp8Choice, ModelConfig, RouterScore, RunConfig, TokenDropPolicy,
+    TrainConfig,
 };
 
 /// CUDA kernels choose at most this many experts for a token, of at most [`MOST_EXPERTS`].
@@ -241,7 +242,11 @@ fn groups(model: &ModelConfig) -> Result<Option<ExpertGroups>, UserError> {
             format!("set model.expert_groups_per_token from {} to {count}", model.experts_per_token.div_ceil(size)),
         )
     })?;
-    Ok(Some(ExpertGroups { count, per_token }))
+    let score = match model.expert_group_score {
+        ExpertGroupScore::Highest => GroupScore::Highest,
+        ExpertGroupScore::TwoHighest => GroupScore::TwoHighest,
+    };
+    Ok(Some(ExpertGroups { count, per_token, score }))
 }
 
 fn capacity(model: &ModelConfig) -> Result<Option<Capacity>, UserError> {
@@ -414,7 +419,10 @@ mod tests {
         let other = other.unwrap();
         assert_eq!((other.ffn, other.shared_ffn, other.z_loss_multiplier), (24, 8, 0.25));
         assert_eq!((other.pattern, other.router.score), (vec![false, true], Score::Sigmoid));
-        assert_eq!((plain.router.groups, other.router.groups), (None, Some(ExpertGroups { count: 2, per_token: 1 })));
+        assert_eq!(
+            (plain.router.groups, other.router.groups),
+            (None, Some(ExpertGroups { count: 2, per_token: 1, score: GroupScore::TwoHighest }))
+        );
         assert_eq!(other.capacity, Some(Capacity { factor: 1.5, keeps: Keeps::FirstTokens }));
         assert_eq!(other.balance, Some(BalanceLoss { multiplier: 0.5, over: BalanceGroup::Sequence }));
     }

@@ -50,10 +50,10 @@ pub use context_plan::has_documents;
 pub use optimizers::{OptimizerChoice, OwnOptimizer};
 pub use sections::{
     Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig,
-    DataParallelSharding, DecayStyle, DeviceChoice, DpoConfig, Fp8Choice, FrozenWeights, GradReduce, GraphMempool,
-    GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization, OffloadConfig,
-    OptimizerConfig, OwnSettings, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, PreferenceLoss,
-    QkNormOver, RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, RunConfig,
-    SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
+    DataParallelSharding, DecayStyle, DeviceChoice, DpoConfig, ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce,
+    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization,
+    OffloadConfig, OptimizerConfig, OwnSettings, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig,
+    PreferenceLoss, QkNormOver, RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType,
+    RouterScore, RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
 };
 pub use sources::ConfigSources;

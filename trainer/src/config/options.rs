@@ -11,8 +11,8 @@ use engine::precision::Precision;
 
 use crate::config::{
     Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
-    Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype, NormPlacement,
-    Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
+    ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype,
+    NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
     RecomputeGranularity, ResidualInit, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
     TokenDropPolicy, VerifyMemory,
 };
@@ -150,8 +150,9 @@ pub const BUILT_IN: &[OptionSpec] = &[
     option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(Activation::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU or GeGLU with a third matrix. clamped_swiglu is that of gpt-oss: gate x sigmoid(1.702 gate) of a gate of at most 7, times 1 + a gated value within -7 and 7"),
     option("model.experts", "experts", &["num-experts"], "0", Kind::Integer, "Experts of a feed-forward layer. Each token passes experts_per_token of them. 0: layers are dense"),
     option("model.experts_per_token", "experts-per-token", &["moe-router-topk"], "2", Kind::Integer, "Experts that a token passes"),
-    option("model.expert_groups", "expert-groups", &["moe-router-num-groups"], "1", Kind::Integer, "Groups of neighbouring experts. A token chooses from the expert_groups_per_token of them with the highest scores (as DeepSeek-V3): a group's score is the sum of its two highest. 1: from all experts"),
+    option("model.expert_groups", "expert-groups", &["moe-router-num-groups"], "1", Kind::Integer, "Groups of neighbouring experts. A token chooses from the expert_groups_per_token of them with the highest scores (as DeepSeek-V3). 1: from all experts"),
     option("model.expert_groups_per_token", "expert-groups-per-token", &[], "1", Kind::Integer, "expert_groups: groups that a token chooses from"),
+    option("model.expert_group_score", "expert-group-score", &[], "\"two_highest\"", Kind::Choice(ExpertGroupScore::WORDS), "expert_groups: a group's score, from those of its experts: the highest (DeepSeek-V2), or the sum of the two highest (DeepSeek-V3)"),
     option("model.expert_ffn", "expert-ffn", &["moe-ffn-hidden-size"], "", Kind::Integer, "Width of an expert. Unset: as ffn"),
     option("model.shared_expert_ffn", "shared-expert-ffn", &["moe-shared-expert-intermediate-size"], "0", Kind::Integer, "Width of the shared expert, which every token passes too. 0: there is none"),
     option("model.expert_pattern", "expert-pattern", &[], "[]", Kind::Integers, "Which blocks have experts: 1 with, 0 dense, repeated over all blocks. Empty: all"),

@@ -118,6 +118,7 @@ section!(ModelConfig {
     experts_per_token: usize,
     expert_groups: usize,
     expert_groups_per_token: usize,
+    expert_group_score: ExpertGroupScore,
     expert_ffn: Option<usize>,
     shared_expert_ffn: usize,
     expert_pattern: Vec<usize>,
@@ -168,6 +169,16 @@ choice! {
         Softmax = "softmax",
         /// The logistic function of each logit.
         Sigmoid = "sigmoid",
+    }
+}
+
+choice! {
+    /// The score of a group of experts, from those of its experts.
+    pub enum ExpertGroupScore {
+        /// The highest.
+        Highest = "highest",
+        /// The sum of the two highest.
+        TwoHighest = "two_highest",
     }
 }
 

@@ -3,13 +3,13 @@
 //! it does (`Glm4MoeLiteForCausalLM`).
 
 use common::UserError;
-use device::ops::Score;
+use device::ops::{GroupScore, Score};
 use engine::model::{AttentionKind, GptShape, Latent, Position, Scaling};
 use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::{ConfigJson, MOST_LAYERS};
-use super::expert_files::{self, NO_GROUPS, every, value};
+use super::expert_files::{self, every, value};
 use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Requirement, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::requirements::{
@@ -107,19 +107,31 @@ const FILES_V2: HuggingFace = HuggingFace {
             ),
             (|shape| every(shape, |experts| !experts.router.normalise), "model.router_normalise = true"),
             (|shape| every(shape, |experts| experts.bias_update_rate.is_none()), "model.router_bias = true"),
-            NO_GROUPS,
+            (|shape| groups_have(shape, GroupScore::Highest), "a model.expert_group_score other than \"highest\""),
         ],
     ],
     keys: &[
         Keys { read: |config| options(config, &ABSENT_V2), write: config_json },
         Keys {
             read: |config| {
-                config.is_known("topk_method", &[json!("greedy")])?;
-                config.is_known("n_group", &[json!(1)])?;
+                config.is_known("topk_method", &[json!("greedy"), json!("group_limited_greedy")])?;
                 config.is_known("scoring_func", &[json!("softmax")])?;
-                config.is_known("norm_topk_prob", &[json!(false)]).map(|()| Vec::new())
+                config.is_known("norm_topk_prob", &[json!(false)])?;
+                match config.get("topk_method").as_str() {
+                    Some("group_limited_greedy") => {
+                        let mut options = groups(config, [1, 1])?;
+                        options.push(("expert_group_score", "highest".into()));
+                        Ok(options)
+                    }
+                    _ => Ok(Vec::new()),
+                }
             },
-            write: |_| json!({ "topk_method": "greedy", "norm_topk_prob": false }),
+            write: |shape| {
+                let mut keys = groups_json(shape);
+                let method = if keys["n_group"] == 1 { "greedy" } else { "group_limited_greedy" };
+                (keys["topk_method"], keys["norm_topk_prob"]) = (json!(method), json!(false));
+                keys
+            },
         },
     ],
     tensors: TENSORS,
@@ -132,6 +144,7 @@ const BIASED_SIGMOIDS: &[Requirement] = &[
         "a model.router_score other than \"sigmoid\"",
     ),
     (|shape| every(shape, |experts| experts.bias_update_rate.is_some()), "model.router_bias = false"),
+    (|shape| groups_have(shape, GroupScore::TwoHighest), "a model.expert_group_score other than \"two_highest\""),
 ];
 
 /// The keys of these families, beside those of all.
@@ -250,6 +263,12 @@ const ABSENT_GLM: AbsentSizes = AbsentSizes {
 /// The shortest number that is this one in f32.
 fn decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
+}
+
+/// Whether groups of experts, if there are such, have that score.
+fn groups_have(shape: &GptShape, score: GroupScore) -> bool {
+    let groups = shape.experts.as_ref().and_then(|experts| experts.router.groups);
+    groups.is_none_or(|groups| groups.score == score)
 }
 
 fn latent(shape: &GptShape) -> Option<Latent> {

@@ -54,7 +54,7 @@ pub(super) const PLAIN_ROUTERS: &[Requirement] = &[
 ];
 
 /// The requirement of a family whose tokens choose from all experts.
-pub(super) const NO_GROUPS: Requirement =
+const NO_GROUPS: Requirement =
     (|shape| every(shape, |experts| experts.router.groups.is_none()), "a model.expert_groups other than 1");
 
 /// The requirement of a family without dense blocks.

@@ -226,7 +226,11 @@ mod tests {
             ("qwen3-30b-a3b", "attention_sinks = true", "model.attention_sinks = true"),
             ("gpt-oss-20b", "attention_sinks = false", "model.attention_sinks = false"),
             ("moonlight-16b-a3b", "router_bias = false", "model.router_bias = false"),
-            ("deepseek-v2-lite", "expert_groups = 8", "a model.expert_groups other than 1"),
+            (
+                "deepseek-v2-lite",
+                "expert_groups = 8\nexpert_groups_per_token = 2",
+                "a model.expert_group_score other than \"highest\"",
+            ),
         ] {
             assert_eq!(family(&format!("preset = {preset:?}\n{more}")), Err(differs.into()), "{preset} {more}");
         }

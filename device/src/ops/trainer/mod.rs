@@ -46,7 +46,7 @@ pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBac
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use experts::{
     AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
-    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, GatherRows, GroupedGemm, GroupedProduct,
+    ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, GatherRows, GroupScore, GroupedGemm, GroupedProduct,
     LimitLoad, Route, RouteBackward, Router, RowWeights, SampleTokens, Score, SlotsOfPairs, SortByExpert,
     UpdateSelectionBias,
 };

@@ -3,7 +3,9 @@
 use super::counted::Counted;
 use crate::host::trainer::math::{exp, sigmoid};
 use crate::host::{HostKernel, Pool, view};
-use crate::ops::{Balance, Control, CountedLoads, ExpertGroups, Route, RouteBackward, Router, Score, ZLoss};
+use crate::ops::{
+    Balance, Control, CountedLoads, ExpertGroups, GroupScore, Route, RouteBackward, Router, Score, ZLoss,
+};
 
 /// Tokens of one task.
 const TOKENS: usize = 64;
@@ -57,16 +59,19 @@ fn keys(scores: &[f32], bias: Option<&[f32]>, groups: Option<ExpertGroups>) -> V
     let number = |key: f32| if key.is_nan() { f32::NEG_INFINITY } else { key };
     let key = |(expert, score): (usize, &f32)| Some(number(score + bias.map_or(0.0, |bias| bias[expert])));
     let mut keys: Vec<Option<f32>> = scores.iter().enumerate().map(key).collect();
-    let Some(ExpertGroups { count, per_token }) = groups else { return keys };
+    let Some(ExpertGroups { count, per_token, score }) = groups else { return keys };
     let size = scores.len() / count;
-    let sum = |group: &[Option<f32>]| {
+    let of_group = |group: &[Option<f32>]| {
         let mut two = [0; 2];
         choose(group.to_vec(), &mut two);
         let [first, second] = two.map(|expert| group[expert as usize].unwrap_or(f32::NEG_INFINITY));
-        Some(number(first + second))
+        Some(match score {
+            GroupScore::Highest => first,
+            GroupScore::TwoHighest => number(first + second),
+        })
     };
     let mut kept = vec![0; per_token];
-    choose(keys.chunks(size).map(sum).collect(), &mut kept);
+    choose(keys.chunks(size).map(of_group).collect(), &mut kept);
     let groups = keys.chunks_mut(size).enumerate();
     groups.filter(|(group, _)| !kept.contains(&(*group as i32))).for_each(|(_, keys)| keys.fill(None));
     keys

@@ -19,5 +19,5 @@ pub use glu::{ExpertGlu, ExpertGluBackward};
 pub use grouped_gemm::{GroupedGemm, GroupedProduct};
 pub use limit::LimitLoad;
 pub use load::{CountLoad, UpdateSelectionBias};
-pub use route::{Balance, CountedLoads, ExpertGroups, Route, RouteBackward, Router, SampleTokens, Score};
+pub use route::{Balance, CountedLoads, ExpertGroups, GroupScore, Route, RouteBackward, Router, SampleTokens, Score};
 pub use rows::{CombineRows, ExpertRows, GatherRows, SortByExpert};

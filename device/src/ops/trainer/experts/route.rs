@@ -15,14 +15,24 @@ pub enum Score {
     Sigmoid,
 }
 
-/// Groups of neighbouring experts, of equal sizes. A token chooses from the groups with the highest scores (DeepSeek-V3,
-/// 2024). A group's score is the sum of the two highest scores of its experts, with biases.
+/// A group's score, from those of its experts with their biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// The highest (DeepSeek-V2, 2024).
+    Highest,
+    /// The sum of the two highest (DeepSeek-V3, 2024).
+    TwoHighest,
+}
+
+/// Groups of neighbouring experts, of equal sizes. A token chooses from the groups with the highest scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// The number of groups.
     pub count: usize,
     /// The groups that a token chooses from.
     pub per_token: usize,
+    /// Their scores.
+    pub score: GroupScore,
 }
 
 /// How a router chooses and weighs experts. All of it is in f32.
@@ -113,7 +123,7 @@ impl Operation for Route {
         check_choice(Self::NAME, &self.logits, &self.chosen, ("weights", &self.weights))?;
         self.tokens.check(Self::NAME, self.logits.shape.rows(), None)?;
         let (experts, k) = (self.logits.shape.last(), self.chosen.shape.last());
-        if let Some(ExpertGroups { count, per_token }) = self.router.groups {
+        if let Some(ExpertGroups { count, per_token, .. }) = self.router.groups {
             let size = experts / count.max(1);
             let fits = (1..=count).contains(&per_token) && experts.is_multiple_of(count) && size > 1;
             ensure(Self::NAME, fits && k <= per_token * size, || {

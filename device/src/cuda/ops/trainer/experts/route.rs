@@ -4,7 +4,7 @@ use super::{PlacesArgs, at_most};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
-use crate::ops::{CountedLoads, Route, RouteBackward, Score, ensure};
+use crate::ops::{CountedLoads, GroupScore, Route, RouteBackward, Score, ensure};
 use crate::{Operation, Result};
 
 /// `Route` of `kernels/route.cu`; 0 is the null pointer.
@@ -23,6 +23,8 @@ struct RouteArgs {
     forces_balance: u32,
     groups: u32,
     of_groups: u32,
+    two_highest: u32,
+    reserved: u32,
     scale: f32,
     places: PlacesArgs,
 }
@@ -90,6 +92,8 @@ impl KernelOperation for Route {
             forces_balance: self.router.forces_balance.into(),
             groups: self.router.groups.map_or(1, |groups| groups.count as u32),
             of_groups: self.router.groups.map_or(1, |groups| groups.per_token as u32),
+            two_highest: self.router.groups.is_some_and(|groups| groups.score == GroupScore::TwoHighest).into(),
+            reserved: 0,
             scale: self.router.scale,
             places: PlacesArgs::new(self.tokens, tokens),
         };
