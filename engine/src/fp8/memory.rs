@@ -144,18 +144,18 @@ struct CopyPlaces {
 }
 
 impl CopyPlaces {
-    /// Copies for the whole step come first. Behind them the layers share the memory of those for each use.
+    /// Copies for whole steps come first. Behind them the layers share the memory of those for each use.
     fn of(specs: &[ParamSpec], made: impl Fn(usize) -> Made) -> CopyPlaces {
         let size = |spec: &ParamSpec| spec.fp8.map_or(0, |_| spec.shape.elements().next_multiple_of(ALIGNMENT));
         let of_all = specs.iter().enumerate().map(|(index, spec)| (spec.layer, size(spec), made(index)));
-        let kept: usize = of_all.clone().filter(|of| of.2 == Made::OnceAStep).map(|of| of.1).sum();
+        let kept: usize = of_all.clone().filter(|of| of.2 != Made::ForEachUse).map(|of| of.1).sum();
         let (mut starts, mut elements) = (Vec::with_capacity(specs.len()), kept);
         let (mut end, mut shared, mut last) = (0, kept, None);
         for (layer, size, made) in of_all {
             if last.replace(layer) != Some(layer) {
                 shared = kept;
             }
-            let next = if made == Made::OnceAStep { &mut end } else { &mut shared };
+            let next = if made == Made::ForEachUse { &mut shared } else { &mut end };
             starts.push((*next, made));
             *next += size;
             elements = elements.max(shared);

@@ -25,6 +25,8 @@ pub(crate) enum Operand {
         rows: Option<Fp8Matrix>,
         /// `(width, rows)`, for the weight gradient.
         columns: Option<Fp8Matrix>,
+        /// The values as they are, if adapters read them.
+        plain: Option<Tensor>,
     },
 }
 
@@ -63,24 +65,32 @@ impl Operand {
     pub(crate) fn of_weight_gradient(&self) -> Option<Tensor> {
         match self {
             Operand::Plain(tensor) => Some(*tensor),
-            Operand::Fp8 { columns, .. } => columns.map(|columns| columns.values),
+            Operand::Fp8 { columns, plain, .. } => columns.map(|columns| columns.values).or(*plain),
         }
     }
 
     /// The values as they are.
     ///
     /// # Panics
-    /// If they are in 8 bits: a mistake in the layer that made it.
+    /// If they are in 8 bits alone: a mistake in the layer that made it.
     pub(crate) fn plain(&self) -> Tensor {
         match self {
-            Operand::Plain(tensor) => *tensor,
-            Operand::Fp8 { .. } => unreachable!("a 16-bit layer made its operand in 8 bits"),
+            Operand::Plain(tensor) | Operand::Fp8 { plain: Some(tensor), .. } => *tensor,
+            Operand::Fp8 { .. } => unreachable!("products of 16 bits have operands of 16 bits"),
+        }
+    }
+
+    /// With the values as they are beside those in 8 bits.
+    pub(crate) fn beside(self, values: Tensor) -> Operand {
+        match self {
+            Operand::Fp8 { rows, columns, .. } => Operand::Fp8 { rows, columns, plain: Some(values) },
+            plain => plain,
         }
     }
 
     /// Its rows alone.
     pub(crate) fn of_rows(rows: Fp8Matrix) -> Operand {
-        Operand::Fp8 { rows: Some(rows), columns: None }
+        Operand::Fp8 { rows: Some(rows), columns: None, plain: None }
     }
 
     /// Its rows in 8 bits.
@@ -100,16 +110,17 @@ impl Operand {
     /// If there is only the transposed copy.
     pub(crate) fn rows(&self) -> &Tensor {
         match self {
-            Operand::Plain(tensor) => tensor,
+            Operand::Plain(tensor) | Operand::Fp8 { plain: Some(tensor), .. } => tensor,
             Operand::Fp8 { rows: Some(rows), .. } => &rows.values,
             Operand::Fp8 { rows: None, .. } => unreachable!("a product reads the rows of its operand"),
         }
     }
 
-    /// The part that the weight gradient reads, for a backward to keep.
+    /// The part that weight gradients read, for a backward to keep: of a layer with adapters the values as they are.
     pub(crate) fn for_weight_gradient(self) -> Operand {
         match self {
-            Operand::Fp8 { columns, .. } => Operand::Fp8 { rows: None, columns },
+            Operand::Fp8 { plain: Some(plain), .. } => Operand::Plain(plain),
+            Operand::Fp8 { columns, .. } => Operand::Fp8 { rows: None, columns, plain: None },
             plain => plain,
         }
     }
@@ -124,7 +135,7 @@ impl Operand {
         let columns = cx.tensor("columns_8bit", [values.shape.last(), values.shape.rows()], values.dtype)?;
         cx.run(TransposeFp8 { input: values, output: columns })?;
         let columns = Some(Fp8Matrix { values: columns, scale });
-        Ok(Operand::Fp8 { rows: copies.rows().then_some(rows), columns })
+        Ok(Operand::Fp8 { rows: copies.rows().then_some(rows), columns, plain: None })
     }
 
     /// A tile of its rows. A scale of 8 bits is that of all rows.
@@ -201,7 +212,7 @@ impl Operand {
         if let Some(rows) = rows.filter(|_| !again) {
             counts.count(cx, source, rows)?;
         }
-        Ok(Operand::Fp8 { rows, columns })
+        Ok(Operand::Fp8 { rows, columns, plain: None })
     }
 }
 

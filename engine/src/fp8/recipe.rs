@@ -141,6 +141,8 @@ impl Fp8 {
 /// When the copies of a weight are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
+    /// When a frozen weight gets its values. They serve all steps.
+    Once,
     /// In the first microbatch's forward of each step. They serve all products of the step.
     OnceAStep,
     /// In each forward and backward of the weight's layer, in memory that layers share.

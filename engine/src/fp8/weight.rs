@@ -1,6 +1,7 @@
 //! The copies of a weight, and how its layer's input and output gradient are quantised.
 
-use device::ops::{Copy, Fp8Matrix, MakeScale, Quantize, Scale, TransposeFp8};
+use device::Stream;
+use device::ops::{Copy, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8};
 use graph_manager::Result;
 
 use super::memory::{Fp8Param, WeightSource};
@@ -46,22 +47,33 @@ impl Fp8Param {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
-        match self.made {
-            Made::OnceAStep if is_first_use(cx) => self.make(cx, cx.mode().trains().then_some(self.columns)),
-            Made::OnceAStep => Ok(()),
-            Made::ForEachUse => self.make(cx, None),
+        match (self.made, self.source) {
+            (Made::Once, WeightSource::Values(source)) => self.count(cx, source),
+            (Made::OnceAStep, _) if is_first_use(cx) => self.make(cx, cx.mode().trains().then_some(self.columns)),
+            (Made::Once | Made::OnceAStep, _) => Ok(()),
+            (Made::ForEachUse, _) => self.make(cx, None),
         }
     }
 
-    /// Makes the copies of the weight that the input gradient needs, if they were not made for the whole step.
+    /// Makes the copies of the weight that the input gradient needs, if they were not made before.
     ///
     /// # Errors
     /// Errors of the device.
     pub(crate) fn make_copies_for_gradient(&self, cx: &StepContext<'_>) -> Result<()> {
         match self.made {
-            Made::OnceAStep => Ok(()),
+            Made::Once | Made::OnceAStep => Ok(()),
             Made::ForEachUse => self.make(cx, Some(self.columns)),
         }
+    }
+
+    /// Makes the copies of a frozen weight that has its values.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn make_once(&self, stream: &Stream) -> device::Result<()> {
+        let (Made::Once, WeightSource::Values(source)) = (self.made, self.source) else { return Ok(()) };
+        self.scale(source).map_or(Ok(()), |scale| stream.submit(scale))?;
+        stream.submit(self.quantize(source, Some(self.columns)))
     }
 
     fn make(&self, cx: &StepContext<'_>, columns: Option<Fp8Matrix>) -> Result<()> {
@@ -75,10 +87,24 @@ impl Fp8Param {
             }
         };
         // A step changes weights at its end alone, so their scale stays.
-        if let (Scale::Tensor(scale), true) = (self.rows.scale, is_first_use(cx)) {
-            cx.run(MakeScale { source, dtype: self.fp8.input(), scale, keep_known: false })?;
+        if let Some(scale) = self.scale(source).filter(|_| is_first_use(cx)) {
+            cx.run(scale)?;
         }
-        cx.run(Quantize { source, rows: Some(self.rows), columns, amax: None, sums: None, accumulate: false })?;
+        cx.run(self.quantize(source, columns))?;
+        self.count(cx, source)
+    }
+
+    /// The operation that makes the scale of a weight that has one scale.
+    fn scale(&self, source: QuantizeSource) -> Option<MakeScale> {
+        let Scale::Tensor(scale) = self.rows.scale else { return None };
+        Some(MakeScale { source, dtype: self.fp8.input(), scale, keep_known: false })
+    }
+
+    fn quantize(&self, source: QuantizeSource, columns: Option<Fp8Matrix>) -> Quantize {
+        Quantize { source, rows: Some(self.rows), columns, amax: None, sums: None, accumulate: false }
+    }
+
+    fn count(&self, cx: &StepContext<'_>, source: QuantizeSource) -> Result<()> {
         if is_first_use(cx) { self.counts.weight.count(cx, source, self.rows) } else { Ok(()) }
     }
 }

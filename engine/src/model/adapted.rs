@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use super::adapter::AdapterSpec;
 use super::feed_forward::Experts;
-use super::lora::Lora;
-use super::shape::GptShape;
+use super::lora::{Lora, LoraTarget};
+use super::shape::{AttentionKind, GptShape, Latent};
 
 /// A linear layer with adapters, or a layer of experts with adapters.
 pub struct AdaptedLayer {
@@ -48,15 +49,39 @@ impl AdaptedLayer {
     }
 }
 
+/// A layer that may have adapters: its name, its experts, the adapters, and the rows of its packed matrices.
+type Adaptable = (&'static str, usize, Option<AdapterSpec>, Vec<usize>);
+
+impl Latent {
+    /// The target that the layer before attention packs first: queries, or their latent.
+    pub fn queries(&self) -> LoraTarget {
+        if self.query_rank.is_some() { LoraTarget::QueryLatent } else { LoraTarget::Query }
+    }
+
+    /// The layers before attention that may have adapters.
+    fn adapted(&self, lora: &Lora, heads: usize) -> Vec<Adaptable> {
+        let Latent { query_rank, rank, head } = *self;
+        let queries = heads * head.query();
+        let first = vec![query_rank.unwrap_or(queries), rank + head.rotated];
+        let of_query_latent = query_rank.map(|_| ("attn.q_b", 1, lora.of_query_latent(), vec![queries]));
+        let of_latent = ("attn.kv_b", 1, lora.of_key_value_latent(), vec![heads * (head.plain + head.value)]);
+        let first = ("attn.c_attn", 1, lora.of_latents(self.queries()), first);
+        [first].into_iter().chain(of_query_latent).chain([of_latent]).collect()
+    }
+}
+
 impl Lora {
     /// The linear layers of a block with adapters.
     pub fn adapted(&self, shape: &GptShape, block: usize) -> Vec<AdaptedLayer> {
-        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
         let groups = shape.feed_forward.packed();
-        let mut layers = vec![
-            ("attn.c_attn", 1, self.of_qkv(), vec![queries, keys, keys]),
-            ("attn.c_proj", 1, self.of_attention_output(), vec![shape.hidden]),
-        ];
+        let mut layers = match shape.attention {
+            AttentionKind::Latent(latent) => latent.adapted(self, shape.heads),
+            _ => {
+                let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+                vec![("attn.c_attn", 1, self.of_qkv(), vec![queries, keys, keys])]
+            }
+        };
+        layers.push(("attn.c_proj", 1, self.of_attention_output(), vec![shape.hidden]));
         let mut feed_forward = |names: [&'static str; 2], experts: usize, width: usize| {
             layers.push((names[0], experts, self.of_up(groups), vec![width; groups]));
             layers.push((names[1], experts, self.of_down(), vec![shape.hidden]));

@@ -38,6 +38,21 @@ impl Lora {
         self.spec(groups, 0)
     }
 
+    /// Those of the layer before latent attention, which packs what `queries` says, then the latent of keys and values.
+    pub(crate) fn of_latents(&self, queries: LoraTarget) -> Option<AdapterSpec> {
+        self.spec(self.single(&[queries, LoraTarget::KeyValueLatent]), 0)
+    }
+
+    /// Those of the layer from the latent of queries.
+    pub(crate) fn of_query_latent(&self) -> Option<AdapterSpec> {
+        self.spec(self.single(&[LoraTarget::QueryOfLatent]), 4)
+    }
+
+    /// Those of the layer from the latent of keys and values.
+    pub(crate) fn of_key_value_latent(&self) -> Option<AdapterSpec> {
+        self.spec(self.single(&[LoraTarget::KeyValueOfLatent]), 5)
+    }
+
     /// Those of the layer after attention.
     pub(crate) fn of_attention_output(&self) -> Option<AdapterSpec> {
         self.spec(self.single(&[LoraTarget::AttentionOutput]), 1)

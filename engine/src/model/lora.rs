@@ -11,6 +11,14 @@ pub enum LoraTarget {
     Value,
     /// The projection to queries, keys and values, as one matrix.
     QueryKeyValue,
+    /// Of latent attention: the projection to the latent of queries.
+    QueryLatent,
+    /// Of latent attention: the projection to the latent of keys and values, and to the rotated channels of keys.
+    KeyValueLatent,
+    /// Of latent attention: the projection from the latent of queries to queries.
+    QueryOfLatent,
+    /// Of latent attention: the projection from their latent to keys and values.
+    KeyValueOfLatent,
     /// The projection after attention.
     AttentionOutput,
     /// The gate of a gated feed-forward layer, and its matrix of the gated values, as one matrix.

@@ -38,6 +38,7 @@ impl Params {
                     spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
                 }
             }
+            self.copy_once(&stream, index)?;
         }
         device.synchronize()
     }

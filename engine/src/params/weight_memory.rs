@@ -65,9 +65,10 @@ impl Home {
 impl Home {
     /// When 8-bit copies of the weights are made.
     pub(super) fn copies_made(self) -> Made {
-        match self.memory.is_gathered() && self.sharding == Sharding::Weights {
-            true => Made::ForEachUse,
-            false => Made::OnceAStep,
+        match self.memory {
+            WeightMemory::Frozen(_) => Made::Once,
+            memory if memory.is_gathered() && self.sharding == Sharding::Weights => Made::ForEachUse,
+            _ => Made::OnceAStep,
         }
     }
 }

@@ -1,11 +1,14 @@
 //! Products of 8-bit factors: learning as in 16 bits, and graphs and recompute that change no bit.
 
+use device::ops::LatentHead;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::GraphOptions;
-use engine::model::GptShape;
+use engine::model::{AttentionKind, Experts, GptShape, Latent, is_adapter};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
+use crate::experts::tiny_qwen3_moe;
+use crate::lora::{train, with_adapters};
 use crate::models::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
 
 const RECIPES: [Fp8Recipe; 4] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed, Fp8Recipe::Rowwise, Fp8Recipe::Blockwise];
@@ -93,6 +96,59 @@ fn recompute_has_the_scales_of_the_first_forward() {
                 let (again, others) = of(selective, full, keeps_attention);
                 assert_eq!(kept, again, "{kind:?} {recipe} {selective} {full:?}");
                 assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()));
+            }
+        }
+    }
+}
+
+/// Latent attention. All sizes are multiples of 16.
+fn latent(shape: GptShape) -> GptShape {
+    let head = LatentHead { plain: 16, rotated: 16, value: 16 };
+    let attention = AttentionKind::Latent(Latent { query_rank: Some(16), rank: 32, head });
+    GptShape { attention, kv_heads: 1, head_dim: Some(32), ..shape }
+}
+
+/// Frozen layers multiply in 8 bits, and their adapters in 16.
+#[test]
+fn latents_and_adapters_follow_16_bits_with_the_same_bits_in_graphs_and_when_recomputed() {
+    let dense = shape(Kind::Llama, 0.1, None);
+    let of_experts = tiny_qwen3_moe(0.1, Precision::Bf16);
+    let experts = of_experts.experts.map(|experts| Experts { ffn: 32, ..experts });
+    let of_experts = GptShape { experts, head_dim: Some(16), ffn: 64, ..of_experts };
+    let latents = latent(dense.clone());
+    for (name, own, recipes) in [
+        ("latent", latents.clone(), &RECIPES[..]),
+        ("adapters", with_adapters(dense, 0.1), &RECIPES),
+        ("adapters of a GPT", with_adapters(shape(Kind::Gpt, 0.1, None), 0.0), &[Fp8Recipe::Delayed]),
+        ("adapters of latents", with_adapters(latents, 0.0), &[Fp8Recipe::Tensorwise]),
+        ("adapters of experts", with_adapters(of_experts, 0.0), &[Fp8Recipe::Delayed]),
+    ] {
+        let adapts = own.lora.is_some();
+        let of = |fp8, selective, full, graphs| {
+            let shape = GptShape { fp8, recompute: selective, ..own.clone() };
+            let kind = if shape.bias { Kind::Gpt } else { Kind::Llama };
+            let run = Run { recompute: full, steps: 4, ..run(shape, kind, 2, graphs) };
+            match adapts {
+                true => train(Run { frozen: |name| !is_adapter(name), ..run }),
+                false => {
+                    let (results, weights) = run.train();
+                    (results, weights.into_iter().map(f32::to_bits).collect())
+                }
+            }
+        };
+        let bf16 = of(None, false, None, off()).0;
+        for &recipe in recipes {
+            let fp8 = Some(fp8(recipe));
+            let eight = of(fp8, false, None, off());
+            for (step, (ours, theirs)) in eight.0.iter().zip(&bf16).enumerate() {
+                let apart =
+                    [ours.loss / theirs.loss, f64::from(ours.grad_norm / theirs.grad_norm)].map(|x| (x - 1.0).abs());
+                let what = format!("{name} {recipe}, step {step}: {ours:?} and {theirs:?} in 16 bits");
+                assert!(0.0 < apart[0] && apart[0] < 0.01 && apart[1] < 0.1, "{what}");
+            }
+            let graphs = || GraphOptions::default();
+            for (selective, full) in [(false, None), (true, None), (false, Some(1))] {
+                assert!(of(fp8, selective, full, graphs()) == eight, "{name} {recipe} {selective} {full:?}");
             }
         }
     }

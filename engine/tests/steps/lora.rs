@@ -3,21 +3,30 @@
 use device::ops::CodeForm;
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{BalanceGroup, Experts, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
+use engine::model::{AttentionKind, BalanceGroup, Experts, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
 use engine::params::CodeMemory;
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
-use crate::experts::{tiny_qwen3_moe, tiny_shared};
+use crate::experts::{tiny_deepseek, tiny_qwen3_moe, tiny_shared};
 use crate::models::{Kind, Run, all_settings, batch, noise, tiny_gpt, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 6;
 
 /// Everything in a block that can have an adapter of its own.
 pub fn all_targets(shape: &GptShape) -> Vec<LoraTarget> {
-    use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, Up, Value};
+    use LoraTarget::{
+        AttentionOutput, Down, Gate, Key, KeyValueLatent, KeyValueOfLatent, Query, QueryOfLatent, Up, Value,
+    };
     let gate = (shape.feed_forward != FeedForward::Gelu).then_some(Gate);
-    [Query, Key, Value, AttentionOutput, Up, Down].into_iter().chain(gate).collect()
+    let of_heads = match shape.attention {
+        AttentionKind::Latent(latent) => {
+            let of_queries = latent.query_rank.map(|_| QueryOfLatent);
+            [latent.queries(), KeyValueLatent, KeyValueOfLatent].into_iter().chain(of_queries).collect()
+        }
+        _ => vec![Query, Key, Value],
+    };
+    of_heads.into_iter().chain([AttentionOutput, Up, Down]).chain(gate).collect()
 }
 
 /// Adapters as `engine/tests/parity/reference.py` takes them.
@@ -49,13 +58,14 @@ pub fn with_adapters(shape: GptShape, dropout: f64) -> GptShape {
 }
 
 /// With dropout of adapters and of all else, and experts.
-fn shapes(dropout: f32) -> [(&'static str, GptShape); 4] {
+fn shapes(dropout: f32) -> [(&'static str, GptShape); 5] {
     let gpt = tiny_gpt(dropout, Precision::F32);
     // As many heads of each kind as ranks share, and fewer.
     let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, Precision::F32) };
     let qwen2 = tiny_qwen2(dropout, Precision::F32);
     let experts = tiny_shared(dropout, BalanceGroup::Microbatch);
-    [("GPT", gpt), ("Qwen3", qwen3), ("Qwen2", qwen2), ("experts", experts)]
+    let latent = GptShape { experts: None, hidden_dropout: dropout.into(), ..tiny_deepseek(Some(14), None) };
+    [("GPT", gpt), ("Qwen3", qwen3), ("Qwen2", qwen2), ("experts", experts), ("latent", latent)]
         .map(|(name, shape)| (name, with_adapters(shape, dropout.into())))
 }
 
@@ -66,7 +76,7 @@ fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
 }
 
 /// Trains from adapters that are not 0: all results, and the final adapters in bits.
-fn train(run: Run) -> (Vec<StepResult>, Vec<u32>) {
+pub fn train(run: Run) -> (Vec<StepResult>, Vec<u32>) {
     let device = run.device();
     let mut stage = run.stage(&device);
     train_stage(&run, &device, &mut stage)

@@ -16,7 +16,7 @@ use engine::params::Param;
 use engine::precision::Precision;
 
 use crate::exchange::{Arrays, reference, relative_l2};
-use crate::experts::tiny_qwen3_moe;
+use crate::experts::{tiny_deepseek, tiny_qwen3_moe};
 use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
     Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gemma2, tiny_gemma3, tiny_gpt, tiny_llama, tiny_mistral,
@@ -484,6 +484,8 @@ fn adapters_of_packed_projections_agree_with_transformers_in_losses_gradients_an
     by_lora("qwen3moe-lora", "qwen3moe", &F32, experts.clone(), &all_targets(&experts));
     by_lora("qwen3moe-lora-gate", "qwen3moe", &F32, experts.clone(), &[Gate]);
     by_lora("qwen3moe-lora-packed", "qwen3moe", &F32, experts, &[GateUp, Down]);
+    let latent = tiny_deepseek(Some(14), None);
+    by_lora("deepseekv3-lora", "deepseekv3", &F32, latent.clone(), &all_targets(&latent));
 }
 
 #[test]

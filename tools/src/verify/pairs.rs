@@ -291,6 +291,16 @@ const FORMATS: &[(usize, &str)] = &[
     ),
     (
         4,
+        "model.preset=moonlight-16b-a3b model.experts=4 model.experts_per_token=2 model.query_latent=16 model.lora_rank=4 \
+         parallel.tensor=2 parallel.sequence_parallel=true precision.fp8=hybrid precision.fp8_recipe=delayed",
+    ),
+    (
+        4,
+        "model.preset=tiny-llama model.ffn=192 model.lora_rank=4 parallel.tensor=2 parallel.sequence_parallel=true \
+         parallel.data_parallel_sharding=optim_grads_params precision.fp8=e4m3 precision.fp8_recipe=rowwise",
+    ),
+    (
+        4,
         "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 parallel.context=4 \
          parallel.context_transfers=ring train.force_expert_balance=true train.balance_loss_multiplier=0.01",
     ),

@@ -170,8 +170,12 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
     model.head_dim = model.head_dim.map(|dim| if is_wider(dim) { head_dim + unit.max(4) } else { head_dim });
     model.kv_heads = model.kv_heads.map(|_| small_kv);
     if model.kv_latent.is_some() {
-        (model.kv_latent, model.query_latent) = (Some(10), model.query_latent.map(|_| 6));
-        (model.head_dim, model.rotary_head_dim, model.value_head_dim) = (Some(12), 4, Some(6));
+        let [latent, of_queries, head, rotated, value] = match unit {
+            1 => [10, 6, 12, 4, 6],
+            _ => [unit, unit, 2 * unit, unit, unit],
+        };
+        (model.kv_latent, model.query_latent) = (Some(latent), model.query_latent.map(|_| of_queries));
+        (model.head_dim, model.rotary_head_dim, model.value_head_dim) = (Some(head), rotated, Some(value));
     }
     (model.heads, model.hidden) = (small_heads, small_heads * head_dim);
     model.ffn = Some(match has_blocks {

@@ -139,10 +139,6 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--preset tiny-llama --kv-latent 16 --rotary-head-dim 4 --kv-heads 2",
         &["model.kv_latent = 16 with model.kv_heads", "latent attention does not have it", "leave model.kv_heads out"],
     ),
-    (
-        "--preset tiny-llama --kv-latent 16 --rotary-head-dim 4 --kv-heads 1 --lora-rank 4",
-        &["model.kv_latent = 16 with model.lora_rank", "set model.lora_rank = 0"],
-    ),
     ("--multi-latent-attention", &["attention is latent if its width is given", "Fix: --kv-lora-rank"]),
     (
         "bench --moe-router-topk-limited-devices 4",

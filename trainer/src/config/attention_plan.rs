@@ -5,7 +5,7 @@ use device::ops::LatentHead;
 use engine::model::{AttentionKind, Latent, Position, Scaling, Windows};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
-use crate::config::{Fp8Choice, ModelConfig, Normalization, PositionEmbedding, QkNormOver, RopeScalingType, RunConfig};
+use crate::config::{ModelConfig, Normalization, PositionEmbedding, QkNormOver, RopeScalingType, RunConfig};
 
 /// Most channels of a head with normalised queries and keys: as many as kernels keep in registers.
 const MOST_NORMED: usize = 512;
@@ -46,8 +46,6 @@ pub(super) fn attention_kind(config: &RunConfig, head_dim: usize) -> Result<Atte
         (model.kv_heads.is_some_and(|heads| heads != 1), "model.kv_heads", "leave model.kv_heads out"),
         (model.qk_norm, "model.qk_norm = true", "set model.qk_norm = false"),
         (model.attention_sinks, "model.attention_sinks = true", "set model.attention_sinks = false"),
-        (config.model.lora_rank > 0, "model.lora_rank", "set model.lora_rank = 0"),
-        (config.precision.fp8 != Fp8Choice::None, "precision.fp8", "set precision.fp8 = \"none\""),
         (model.norm == Normalization::LayerNorm, "model.norm = \"layernorm\"", "set model.norm = \"rmsnorm\""),
     ] {
         require(!is_set, || {

@@ -2,6 +2,7 @@
 
 use common::UserError;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
+use engine::model::{AttentionKind, Latent};
 use engine::precision::Precision;
 
 use crate::config::checks::{at_least, at_most, require};
@@ -11,12 +12,52 @@ use crate::config::{Activation, AmaxAlgo, Fp8Choice, RunConfig};
 /// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
 const MULTIPLE: usize = 16;
 
-/// The recipe; `None` without 8-bit products. `ffn`, `kv_heads` and `head_dim` are the model's, with defaults filled in.
+/// The attention of a model, as far as it decides sizes of products.
+pub(super) struct AttentionSizes {
+    /// Its kind.
+    pub(super) kind: AttentionKind,
+    /// Key and value heads.
+    pub(super) kv_heads: usize,
+    /// Channels of a head; of latent attention those of a query.
+    pub(super) head_dim: usize,
+}
+
+impl AttentionSizes {
+    /// The sizes of its products on one of so many ranks that share `heads`.
+    fn on_a_rank(&self, heads: usize, ranks: usize) -> Vec<(&'static str, usize)> {
+        let AttentionSizes { kind, kv_heads, head_dim } = *self;
+        let share = |size: usize| size / ranks;
+        match kind {
+            AttentionKind::Latent(Latent { query_rank, rank, head }) => {
+                let queries = share(heads) * head.query();
+                let mut sizes = vec![
+                    ("model.kv_latent", rank),
+                    (
+                        "queries, or their latent, and the latent of keys",
+                        query_rank.unwrap_or(queries) + rank + head.rotated,
+                    ),
+                    ("keys and values of a rank", share(heads) * (head.plain + head.value)),
+                    ("heads x value size of a rank", share(heads) * head.value),
+                ];
+                if let Some(rank) = query_rank {
+                    sizes.extend([("model.query_latent", rank), ("queries of a rank", queries)]);
+                }
+                sizes
+            }
+            _ => vec![
+                ("queries, keys and values of a rank", (share(heads) + 2 * share(kv_heads).max(1)) * head_dim),
+                ("heads x head size of a rank", share(heads * head_dim)),
+            ],
+        }
+    }
+}
+
+/// The recipe; `None` without 8-bit products. `ffn` and `attention` are the model's, with defaults filled in.
 ///
 /// # Errors
 /// A setting out of its range, another type than bf16 beside it, the hybrid format with blockwise scaling, or a size that is
 /// no multiple of 16.
-pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize, head_dim: usize) -> Result<Option<Fp8>, UserError> {
+pub(super) fn fp8_plan(config: &RunConfig, ffn: usize, attention: &AttentionSizes) -> Result<Option<Fp8>, UserError> {
     let precision = &config.precision;
     at_least("precision.fp8_amax_history", precision.fp8_amax_history, 1)?;
     at_most("precision.fp8_amax_history", precision.fp8_amax_history, 1 << 12)?;
@@ -55,14 +96,9 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize, head_dim: usize
         )
     })?;
     let (model, tensor) = (&config.model, config.parallel.tensor.max(1));
-    let share = |size: usize| size / tensor;
-    for (what, size) in [
-        ("model.hidden", model.hidden),
-        ("queries, keys and values of a rank", (share(model.heads) + 2 * share(kv_heads).max(1)) * head_dim),
-        ("heads x head size of a rank", share(model.heads * head_dim)),
-        ("model.ffn of a rank", share(ffn)),
-        ("tokens of a microbatch", tokens_here(config)),
-    ] {
+    let widths = [("model.hidden", model.hidden), ("model.ffn of a rank", ffn / tensor)];
+    let tokens = [("tokens of a microbatch", tokens_here(config))];
+    for (what, size) in widths.into_iter().chain(attention.on_a_rank(model.heads, tensor)).chain(tokens) {
         require(size.is_multiple_of(MULTIPLE), || {
             UserError::new(
                 format!("precision.fp8 = \"{}\" with {what} = {size}", precision.fp8),

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use common::{UserError, nearest};
-use engine::model::{GptShape, Lora, LoraTarget, gpt};
+use engine::model::{AttentionKind, GptShape, Latent, Lora, LoraTarget, gpt};
 
+use crate::config::RunConfig;
 use crate::config::checks::{at_least, require, within};
 use crate::config::model_plan::is_dropout_rate;
-use crate::config::{Fp8Choice, RunConfig};
 use crate::families;
 
 /// The target that means all linear layers of blocks, as in PEFT.
@@ -59,6 +59,11 @@ pub fn of_any_expert(name: &str) -> String {
 /// In words, the property of the shape that the nearest family lacks.
 pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     use LoraTarget::{AttentionOutput, Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
+    use LoraTarget::{KeyValueLatent, KeyValueOfLatent, QueryOfLatent};
+    let before_attention = match &shape.attention {
+        AttentionKind::Latent(latent) => vec![latent.queries(), KeyValueLatent],
+        _ => vec![Query, Key, Value],
+    };
     let names = &families::of_shape(shape)?.tensors;
     let own: BTreeSet<String> = gpt(shape.clone()).specs.into_iter().map(|spec| spec.name).collect();
     let has = |weight: &str| own.contains(weight);
@@ -67,7 +72,9 @@ pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     let mut modules: Vec<AdaptedModule> = Vec::new();
     for block in blocks.into_iter().flatten() {
         for (layer, whole, packed) in [
-            ("attn.c_attn", QueryKeyValue, &[Query, Key, Value][..]),
+            ("attn.c_attn", QueryKeyValue, &before_attention[..]),
+            ("attn.q_b", QueryOfLatent, &[]),
+            ("attn.kv_b", KeyValueOfLatent, &[]),
             ("attn.c_proj", AttentionOutput, &[]),
             ("mlp.c_fc", Up, &[Gate, Up]),
             ("mlp.c_proj", Down, &[]),
@@ -108,20 +115,19 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
     is_dropout_rate("model.lora_dropout", model.lora_dropout)?;
     let alpha = model.lora_alpha;
     within("model.lora_alpha", alpha, alpha > 0.0 && alpha.is_finite(), "it is above 0", "set model.lora_alpha = 16")?;
-    let widths = [shape.hidden, shape.kv_heads * shape.head_dim(), shape.ffn].into_iter();
+    let of_attention = match shape.attention {
+        AttentionKind::Latent(Latent { query_rank, rank, .. }) => {
+            query_rank.map_or(rank, |of_queries| of_queries.min(rank))
+        }
+        _ => shape.kv_heads * shape.head_dim(),
+    };
+    let widths = [shape.hidden, of_attention, shape.ffn].into_iter();
     let narrowest = widths.chain(shape.experts.as_ref().map(|experts| experts.ffn)).min().unwrap_or(0);
     require(model.lora_rank <= narrowest, || {
         UserError::new(
             format!("model.lora_rank = {}", model.lora_rank),
             format!("the rank is below the sizes of the matrices, of which the smallest is {narrowest}"),
             "set model.lora_rank = 16 (--lora-rank 16), or less",
-        )
-    })?;
-    require(config.precision.fp8 == Fp8Choice::None, || {
-        UserError::new(
-            format!("model.lora_rank = {} with precision.fp8 = \"{}\"", model.lora_rank, config.precision.fp8),
-            "adapters go with f32 and bf16",
-            "set precision.fp8 = \"none\", or leave out --lora-rank",
         )
     })?;
     let all = modules(shape).map_err(|options| {
@@ -190,6 +196,7 @@ mod tests {
     #[test]
     fn targets_have_the_names_of_the_models_family() {
         use LoraTarget::{AttentionOutput, Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
+        use LoraTarget::{KeyValueLatent, KeyValueOfLatent, QueryLatent, QueryOfLatent};
         let targets = |options: &str| plan(&format!("[model]\nlora_rank = 8\n{options}")).unwrap().unwrap().targets;
         let llama = "preset = \"tiny-llama\"\n";
         assert_eq!(targets(llama), [Query, Key, Value, AttentionOutput, Gate, Up, Down]);
@@ -204,6 +211,15 @@ mod tests {
         assert_eq!(targets("preset = \"gpt-oss-20b\"\nlora_target_modules = [\"gate_up_proj\"]"), [GateUp]);
         assert_eq!(targets("preset = \"mixtral-8x7b\"\nlora_target_modules = [\"w2\", \"w3\"]"), [Up, Down]);
         assert_eq!(targets(""), [QueryKeyValue, AttentionOutput, Up, Down]);
+        let latent = "preset = \"glm-4.7-flash\"\nlora_target_modules";
+        assert_eq!(
+            targets(&format!(
+                "{latent} = [\"q_a_proj\", \"q_b_proj\", \"kv_a_proj_with_mqa\", \"kv_b_proj\", \"o_proj\"]"
+            )),
+            [QueryLatent, KeyValueLatent, QueryOfLatent, KeyValueOfLatent, AttentionOutput]
+        );
+        let latent = latent.replace("glm-4.7-flash", "deepseek-v2-lite");
+        assert_eq!(targets(&format!("{latent} = [\"q_proj\", \"kv_b_proj\"]")), [Query, KeyValueOfLatent]);
         // Both projections of GPT-2 have this name.
         assert_eq!(targets("lora_target_modules = [\"c_proj\"]"), [AttentionOutput, Down]);
         assert_eq!(plan("[model]\nlora_alpha = 8.0").unwrap(), None);
@@ -233,7 +249,5 @@ mod tests {
         let error = plan(&format!("{both}lora_target_modules = [\"experts.up_proj\"]")).unwrap_err();
         assert!(error.contains("leaves out mlp.up_proj") && error.contains("modules up_proj"), "{error}");
         assert!(plan(&format!("{both}lora_target_modules = [\"up_proj\"]")).is_ok());
-        let error = plan("[model]\nlora_rank = 8\n[precision]\ncompute = \"bf16\"\nfp8 = \"hybrid\"").unwrap_err();
-        assert!(error.contains("precision.fp8"), "{error}");
     }
 }

@@ -19,6 +19,12 @@ pub(super) fn check_mlp_tiles(config: &RunConfig, shape: &GptShape) -> Result<()
             "set precision.fp8_recipe = \"delayed\" (--fp8-recipe), or leave out --mlp-tiles",
         ),
         (
+            shape.fp8.is_some() && shape.lora.is_some(),
+            format!("precision.fp8 = \"{}\" and model.lora_rank = {}", config.precision.fp8, config.model.lora_rank),
+            "tiles keep bytes alone for weight gradients, and adapters read values of 16 bits",
+            "set precision.fp8 = \"none\", or leave out --mlp-tiles",
+        ),
+        (
             shape.experts.is_some(),
             format!("model.experts = {}", config.model.experts),
             "layers of experts are not computed in tiles",

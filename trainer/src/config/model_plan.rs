@@ -12,7 +12,7 @@ use crate::config::attention_plan::{attention_kind, check_head_norms, head_dim, 
 use crate::config::checks::{at_most, fits_f32, holdable, require, within};
 use crate::config::dpo_plan::preference;
 use crate::config::experts_plan::experts_plan;
-use crate::config::fp8_plan::fp8_plan;
+use crate::config::fp8_plan::{AttentionSizes, fp8_plan};
 use crate::config::lora_plan::lora_plan;
 use crate::config::loss_pieces::loss_pieces;
 use crate::config::mlp_tiles::check_mlp_tiles;
@@ -188,7 +188,8 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
     let loss_pieces = mistakes.keep(loss_pieces(config));
     let preference = preference(config, mistakes);
     let experts = mistakes.keep(experts_plan(config, ffn));
-    let fp8 = mistakes.keep(fp8_plan(config, ffn, kv_heads, head_dim));
+    let kind = attention?;
+    let fp8 = mistakes.keep(fp8_plan(config, ffn, &AttentionSizes { kind, kv_heads, head_dim }));
     Some(GptShape {
         layers: model.layers,
         hidden,
@@ -201,7 +202,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         max_seq_len: model.seq_length,
         tied: model.tie_embeddings,
         scaled_embedding: model.scale_embeddings,
-        attention: attention?,
+        attention: kind,
         query_pre_attn_scalar: query_pre_attn_scalar?,
         attention_soft_cap: attention_soft_cap?,
         logit_soft_cap: logit_soft_cap?,

@@ -15,11 +15,13 @@ use super::attended::{Attended, AttentionGrads};
 use super::context::block;
 use crate::batch_sizes::BatchSizes;
 use crate::fp8::{Copies, Operand};
+use crate::model::adapter::{AdapterSpec, SavedAdapter};
 use crate::model::buffers::tensor_like;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use crate::model::hidden::Samples;
 use crate::model::linear::{Linear, LinearSpec};
+use crate::model::lora::Lora;
 use crate::model::norm::{NormLayer, Normed, SavedNorm};
 use crate::model::norm_sums::NormSums;
 use crate::model::part::{BlockPart, DecodeStep, PartSpec, SavedInput};
@@ -42,14 +44,17 @@ struct LatentSpec {
     name: &'static str,
     width: usize,
     of_head: usize,
+    adapters: fn(&Lora) -> Option<AdapterSpec>,
 }
 
 impl LatentAttentionSpec {
     /// The latents in the order of their columns: that of queries, if they have one, then that of keys and values.
     fn latents(&self) -> impl Iterator<Item = LatentSpec> {
         let Latent { query_rank, rank, head } = self.0;
-        let of_queries = query_rank.map(|width| LatentSpec { name: "q_b", width, of_head: head.query() });
-        let of_keys = LatentSpec { name: "kv_b", width: rank, of_head: head.plain + head.value };
+        let (name, of_head, adapters) = ("q_b", head.query(), Lora::of_query_latent as fn(&Lora) -> _);
+        let of_queries = query_rank.map(|width| LatentSpec { name, width, of_head, adapters });
+        let (of_head, adapters) = (head.plain + head.value, Lora::of_key_value_latent);
+        let of_keys = LatentSpec { name: "kv_b", width: rank, of_head, adapters };
         of_queries.into_iter().chain([of_keys])
     }
 
@@ -60,16 +65,22 @@ impl LatentAttentionSpec {
         let queries = query_rank.map_or(Packed::heads(shape.heads, head.query()), Packed::copied);
         let groups = vec![queries, Packed::copied(rank + head.rotated)];
         LinearSpec::column_parallel(name(block, "c_attn"), shape.hidden, groups, shape.matrix_init(), shape.bias)
+            .in_8_bits(shape.block_fp8(block))
+            .with_adapters(shape.lora.as_ref().and_then(|lora| lora.of_latents(self.0.queries())))
     }
 
     fn of_latent(&self, shape: &GptShape, block: usize, latent: &LatentSpec) -> LinearSpec {
         let groups = vec![Packed::heads(shape.heads, latent.of_head)];
         LinearSpec::column_parallel(name(block, latent.name), latent.width, groups, shape.matrix_init(), false)
+            .in_8_bits(shape.block_fp8(block))
+            .with_adapters(shape.lora.as_ref().and_then(latent.adapters))
     }
 
     fn last(&self, shape: &GptShape, block: usize) -> LinearSpec {
         let values = shape.heads * self.0.head.value;
         LinearSpec::row_parallel(name(block, "c_proj"), values, shape.hidden, shape.residual_init(), shape.bias)
+            .in_8_bits(shape.block_fp8(block))
+            .with_adapters(shape.lora.as_ref().and_then(Lora::of_attention_output))
     }
 }
 
@@ -159,6 +170,7 @@ struct LowRank {
 struct SavedLowRank {
     norm: SavedNorm,
     input: Operand,
+    adapter: Option<SavedAdapter>,
 }
 
 impl LowRank {
@@ -168,6 +180,7 @@ impl LowRank {
         cx: &mut StepContext<'_>,
         name: &'static str,
         projected: Tensor,
+        record: Option<Tensor>,
     ) -> Result<(Tensor, SavedLowRank)> {
         let width = self.up.input_width();
         let latent = tensor_like(cx, "latent", &projected, width)?;
@@ -175,8 +188,8 @@ impl LowRank {
         let (_, normed, norm) = self.norm.forward(cx, latent, None)?;
         let output = self.up.output(cx, name, &normed)?;
         let input = self.up.input(cx, normed, Copies::of_input(cx, true))?;
-        self.up.forward(cx, &input, output, None)?;
-        Ok((output, SavedLowRank { norm, input: input.for_weight_gradient() }))
+        let adapter = self.up.forward(cx, &input, output, record)?;
+        Ok((output, SavedLowRank { norm, input: input.for_weight_gradient(), adapter }))
     }
 
     /// Writes the latent's columns of `grad_projected`, from the gradient of the channels of heads.
@@ -189,7 +202,7 @@ impl LowRank {
     ) -> Result<()> {
         let grad = self.up.grad_output(cx, grad)?;
         let grad_normed = self.up.input_gradient(cx, "grad_normed_latent", grad.rows())?;
-        self.up.backward(cx, saved.input, grad, grad_normed, None)?;
+        self.up.backward(cx, saved.input, grad, grad_normed, saved.adapter)?;
         let mut sums = NormSums::default();
         let grad_latent = self.norm.backward(cx, &saved.norm, grad_normed, None, None, &mut sums)?;
         sums.add_up(cx)?;
@@ -229,6 +242,8 @@ struct SavedLatent {
     /// Of the last product: the values of all heads.
     values: Operand,
     output: Option<DropoutSite>,
+    /// Of the first layer, and of the last one.
+    adapters: [Option<SavedAdapter>; 2],
 }
 
 /// Packed heads, and what their backward needs.
@@ -245,12 +260,18 @@ impl LatentAttention {
     }
 
     /// Packed heads from the outputs of the first product.
-    fn pack(&self, cx: &mut StepContext<'_>, projected: Tensor, table: Tensor) -> Result<PackedHeads> {
+    fn pack(
+        &self,
+        cx: &mut StepContext<'_>,
+        projected: Tensor,
+        table: Tensor,
+        record: Option<Tensor>,
+    ) -> Result<PackedHeads> {
         let (queries, saved_queries) = match &self.queries {
-            Some(of) => of.forward(cx, "queries", projected).map(|(queries, saved)| (queries, Some(saved)))?,
+            Some(of) => of.forward(cx, "queries", projected, record).map(|(queries, saved)| (queries, Some(saved)))?,
             None => (projected, None),
         };
-        let (keys_values, saved) = self.keys_values.forward(cx, "keys_values", projected)?;
+        let (keys_values, saved) = self.keys_values.forward(cx, "keys_values", projected, record)?;
         let packed = tensor_like(cx, "qkv", &projected, 3 * self.core.width)?;
         let tensors = LatentTensors { queries, keys_values, rotated: projected, packed };
         cx.run(PackLatent { head: self.head, tensors, table })?;
@@ -274,8 +295,8 @@ impl LatentAttention {
         let (record, documents) = (samples.record, samples.apart());
         let (input, normed) = self.first.normed_input(cx, normed, !self.recompute, &self.ranks)?;
         let projected = self.first.output(cx, "latents", input.rows())?;
-        self.first.forward(cx, &input, projected, record)?;
-        let PackedHeads { qkv, queries, keys_values } = self.pack(cx, projected, self.angles(cx))?;
+        let of_first = self.first.forward(cx, &input, projected, record)?;
+        let PackedHeads { qkv, queries, keys_values } = self.pack(cx, projected, self.angles(cx), record)?;
         let dropout = self.probabilities.site(cx, record);
         let attended = match kept {
             Some(attended) => attended,
@@ -284,12 +305,13 @@ impl LatentAttention {
         let values = self.resized(cx, "values", attended.context, self.head.value)?;
         let names = ["attention_out", "attention_out_here"];
         let values = self.projection.input(cx, values, Copies::of_input(cx, true))?;
-        let (delta, _) = self.projection.forward_row_parallel(cx, &values, record, names, &self.ranks)?;
+        let (delta, of_last) = self.projection.forward_row_parallel(cx, &values, record, names, &self.ranks)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let attending = Attending { qkv, attended, documents, dropout };
         let values = values.for_weight_gradient();
-        let saved = SavedLatent { normed, queries, keys_values, projected, attending, values, output };
+        let adapters = [of_first, of_last];
+        let saved = SavedLatent { normed, queries, keys_values, projected, attending, values, output, adapters };
         Ok((delta, Saved::new(saved)))
     }
 }
@@ -329,7 +351,8 @@ impl BlockPart for LatentAttention {
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.first, &self.ranks)?;
         let sent = self.core.send(cx, saved.attending.qkv, saved.attending.documents)?;
         let grad_values = projection.input_gradient(cx, "grad_values", grad_delta.rows())?;
-        projection.backward(cx, saved.values, grad_delta, grad_values, None)?;
+        let [of_first, of_last] = saved.adapters;
+        projection.backward(cx, saved.values, grad_delta, grad_values, of_last)?;
         let context = self.resized(cx, "grad_context", grad_values, self.head.packed())?;
         let qkv = cx.tensor("grad_qkv", saved.attending.qkv.shape, grad.dtype)?;
         self.core.attend_backward(cx, saved.attending, Some(sent), AttentionGrads { context, qkv })?;
@@ -353,7 +376,7 @@ impl BlockPart for LatentAttention {
         }
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_projected = self.first.grad_output(cx, grad_projected)?;
-        self.first.backward_column_parallel(cx, normed, grad_projected, None, names, &self.ranks)
+        self.first.backward_column_parallel(cx, normed, grad_projected, of_first, names, &self.ranks)
     }
 
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
@@ -363,7 +386,7 @@ impl BlockPart for LatentAttention {
         let projected = self.first.output(cx, "latents", &normed)?;
         let input = self.first.input(cx, normed, Copies::Rows)?;
         self.first.forward(cx, &input, projected, None)?;
-        let PackedHeads { qkv, .. } = self.pack(cx, projected, table)?;
+        let PackedHeads { qkv, .. } = self.pack(cx, projected, table, None)?;
         let context = self.core.decode(cx, qkv, step)?;
         let values = self.resized(cx, "values", context, self.head.value)?;
         let delta = self.projection.output(cx, "attention_out", &values)?;

@@ -171,6 +171,11 @@ struct SavedFeedForward {
 }
 
 impl DenseFeedForward {
+    /// Whether values between the matrices are computed while they are quantised. Adapters read them as they are.
+    fn computes_in_8_bits(&self) -> bool {
+        self.down.is_8_bit() && !self.up.has_adapter() && !self.down.has_adapter()
+    }
+
     /// Forward up to the second product: the activated values `(batch, seq, ffn)`, and the values that backward needs.
     fn activate(
         &self,
@@ -199,13 +204,13 @@ impl DenseFeedForward {
         copies: Copies,
         adapter: Option<SavedAdapter>,
     ) -> Result<Operand> {
-        if self.down.is_8_bit() {
+        if self.computes_in_8_bits() {
             self.up.product(cx, input, pre, adapter)?;
             return self.down.computed_input(cx, self.activation.source(pre), copies);
         }
         let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
         self.activation.forward(cx, &self.up, ActivationForward { input, pre, activated, adapter })?;
-        Ok(Operand::Plain(activated))
+        self.down.input_beside(cx, activated)
     }
 
     /// Backward through the second matrix and the activation: the gradient of `pre`, and the activated values. Writes
@@ -217,7 +222,7 @@ impl DenseFeedForward {
         saved: &SavedFeedForward,
         adapter: Option<AdapterGradient>,
     ) -> Result<(Operand, Operand)> {
-        if self.down.is_8_bit() {
+        if self.computes_in_8_bits() {
             let grad_activated = self.down.input_gradient(cx, "grad_activated", grad_output.rows())?;
             self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
             let activated = match saved.activated {
@@ -227,7 +232,7 @@ impl DenseFeedForward {
             let source = self.activation.backward_source(saved.pre, grad_activated);
             return Ok((self.up.computed_grad_output(cx, source)?, activated));
         }
-        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad_output.rows().dtype)?;
+        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, saved.pre.dtype)?;
         let activated = match saved.activated {
             Some(activated) => activated.plain(),
             None => tensor_like(cx, "activated", &saved.pre, self.down.input_width())?,
@@ -236,7 +241,7 @@ impl DenseFeedForward {
         let pre = saved.pre;
         let tensors = ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter };
         self.activation.backward(cx, &self.down, tensors)?;
-        Ok((Operand::Plain(grad_pre), Operand::Plain(activated)))
+        Ok((self.up.grad_output(cx, grad_pre)?, Operand::Plain(activated)))
     }
 }
 

@@ -29,7 +29,7 @@ impl Activation for Gelu {
 
     fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
         let ActivationForward { input, pre, activated, adapter } = tensors;
-        if let Some(bias) = up.bias.filter(|_| !up.has_adapter()) {
+        if let Some(bias) = up.bias.filter(|_| !up.has_adapter() && !up.is_8_bit()) {
             return up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre });
         }
         up.product(cx, input, pre, adapter)?;
@@ -39,7 +39,7 @@ impl Activation for Gelu {
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter } = tensors;
         let kind = ActivationKind::Gelu;
-        if !down.has_adapter() {
+        if !down.has_adapter() && !down.is_8_bit() {
             let epilogue = Epilogue::GeluBackward { pre, activated: recompute.then_some(activated) };
             return down.dgrad(cx, &grad_output, grad_pre, epilogue, None);
         }

@@ -38,7 +38,7 @@ impl Activation for Glu {
 
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute, adapter } = tensors;
-        let grad_activated = down.input_gradient(cx, "grad_activated", &grad_output.plain())?;
+        let grad_activated = down.input_gradient(cx, "grad_activated", grad_output.rows())?;
         down.dgrad(cx, &grad_output, grad_activated, Epilogue::None, adapter)?;
         let output = recompute.then_some(activated);
         let gate = self.0;

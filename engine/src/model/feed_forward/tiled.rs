@@ -85,7 +85,7 @@ impl TiledFeedForward {
         Ok(Operand::Plain(grad_pre))
     }
 
-    /// The same with products in 8 bits, which have no adapters.
+    /// The same with products in 8 bits, in a layer without adapters.
     fn backward_to_pre_8_bits(
         &self,
         cx: &mut StepContext<'_>,

@@ -78,15 +78,16 @@ impl Linear {
         self.weight.fp8.is_some()
     }
 
-    /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered.
+    /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered. Adapters read the rows as
+    /// they are.
     pub(crate) fn gathers_8_bits(&self, ranks: &TensorParallel) -> bool {
-        gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), ranks)
+        !self.has_adapter() && gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), ranks)
     }
 
     /// Whether this column-parallel layer computes its input, the normed values, while it quantises them. Rows that are
-    /// gathered in 16 bits must be stored.
+    /// gathered in 16 bits must be stored, and so must those that adapters read.
     pub(crate) fn computes_input(&self, ranks: &TensorParallel) -> bool {
-        self.is_8_bit() && (!ranks.splits_rows() || self.gathers_8_bits(ranks))
+        self.is_8_bit() && !self.has_adapter() && (!ranks.splits_rows() || self.gathers_8_bits(ranks))
     }
 
     /// The normed values as the products of this column-parallel layer read them. With `keep`, also returns the values
@@ -119,14 +120,27 @@ impl Linear {
         }
     }
 
-    /// An input `(..., in)` as the products read it.
+    /// An input `(..., in)` as the products read it. The weight under adapters is frozen: no gradient of it reads a copy.
     ///
     /// # Errors
     /// Errors of the device.
     pub(crate) fn input(&self, cx: &mut StepContext<'_>, input: Tensor, copies: Copies) -> Result<Operand> {
-        match &self.weight.fp8 {
-            Some(_) => self.computed_input(cx, QuantizeSource::Stored(input), copies),
-            None => Ok(Operand::Plain(input)),
+        match copies {
+            _ if !self.is_8_bit() => Ok(Operand::Plain(input)),
+            Copies::Columns if self.has_adapter() => Ok(Operand::Plain(input)),
+            _ if self.has_adapter() => self.input_beside(cx, input),
+            copies => self.computed_input(cx, QuantizeSource::Stored(input), copies),
+        }
+    }
+
+    /// As [`Linear::input`] of a frozen layer, with the values as they are.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn input_beside(&self, cx: &mut StepContext<'_>, input: Tensor) -> Result<Operand> {
+        match self.is_8_bit() {
+            true => Ok(self.computed_input(cx, QuantizeSource::Stored(input), Copies::Rows)?.beside(input)),
+            false => Ok(Operand::Plain(input)),
         }
     }
 
@@ -164,9 +178,13 @@ impl Linear {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn grad_output(&self, cx: &mut StepContext<'_>, grad_output: Tensor) -> Result<Operand> {
+        let source = QuantizeSource::Stored(grad_output);
         match self.is_8_bit() {
-            true => self.computed_grad_output(cx, QuantizeSource::Stored(grad_output)),
             false => Ok(Operand::Plain(grad_output)),
+            true if self.has_adapter() => {
+                Ok(self.quantized_grad_output(cx, source, Copies::Rows, None)?.beside(grad_output))
+            }
+            true => self.computed_grad_output(cx, source),
         }
     }
 

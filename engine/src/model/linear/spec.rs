@@ -85,7 +85,7 @@ impl LinearSpec {
             Split::Columns(groups) => (parallel.rows(weight, groups), bias.map(|bias| parallel.rows(bias, groups))),
             Split::Rows => {
                 // Its gradient is summed when the output gradient is quantised.
-                let is_partial = gathers_8_bits(self.fp8, parallel);
+                let is_partial = self.adapters.is_none() && gathers_8_bits(self.fp8, parallel);
                 let bias = bias.map(|bias| if is_partial { parallel.partial(bias) } else { bias });
                 (parallel.columns(weight, vec![self.output]), bias)
             }

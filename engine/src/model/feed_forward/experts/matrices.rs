@@ -134,10 +134,15 @@ impl Matrices {
         dispatch: &Dispatch,
         way: &Way,
     ) -> Result<Operand> {
-        match &self.param.fp8 {
-            Some(fp8) => rows_8_bits(cx, "expert_inputs_8bit", tokens, (dispatch, way), fp8.input_as(cx)),
-            None => Ok(Operand::Plain(dispatch.rows(cx, "expert_inputs", tokens, way)?)),
+        let in_8_bits = match &self.param.fp8 {
+            Some(fp8) => Some(rows_8_bits(cx, "expert_inputs_8bit", tokens, (dispatch, way), fp8.input_as(cx))?),
+            None => None,
+        };
+        if let Some(rows) = in_8_bits.filter(|_| self.adapter.is_none()) {
+            return Ok(rows);
         }
+        let rows = dispatch.rows(cx, "expert_inputs", tokens, way)?;
+        Ok(in_8_bits.map_or(Operand::Plain(rows), |in_8_bits| in_8_bits.beside(rows)))
     }
 
     /// The inputs of experts, from these rows.
@@ -155,7 +160,10 @@ impl Matrices {
         way: &Way,
     ) -> Result<Operand> {
         match &self.param.fp8 {
-            Some(fp8) => rows_8_bits(cx, "grad_expert_outputs_8bit", tokens, (dispatch, way), fp8.grad_output_as()),
+            Some(fp8) => {
+                let name = "grad_expert_outputs_8bit";
+                Ok(rows_8_bits(cx, name, tokens, (dispatch, way), fp8.grad_output_as())?.beside(rows))
+            }
             None => Ok(Operand::Plain(rows)),
         }
     }
@@ -167,7 +175,7 @@ impl Matrices {
 
     fn of_rows(&self, cx: &mut StepContext<'_>, rows: Tensor, quantize_as: Option<QuantizeAs<'_>>) -> Result<Operand> {
         match quantize_as {
-            Some(how) => Operand::quantized(cx, QuantizeSource::Stored(rows), Copies::Rows, how),
+            Some(how) => Ok(Operand::quantized(cx, QuantizeSource::Stored(rows), Copies::Rows, how)?.beside(rows)),
             None => Ok(Operand::Plain(rows)),
         }
     }
