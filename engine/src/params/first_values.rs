@@ -38,7 +38,7 @@ impl Params {
                     spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
                 }
             }
-            self.copy_once(&stream, index)?;
+            self.params[index].fp8.map_or(Ok(()), |fp8| fp8.make_once(&stream))?;
         }
         device.synchronize()
     }

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use device::ops::CODE_BLOCK;
-use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Stream, Tensor};
+use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
@@ -242,8 +242,14 @@ impl Params {
             WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(DType::F32) => device.upload(&weight, values),
             WeightMemory::Frozen(_) => {
                 device.upload(&weight, &rounded(values, master.dtype))?;
-                self.copy_once(&device.stream("8-bit copies"), index)?;
-                device.synchronize()
+                match self.params[index].fp8 {
+                    Some(fp8) if !device.is_dry() => {
+                        let stream = device.stream("8-bit copies");
+                        fp8.make_once(&stream)?;
+                        stream.synchronize()
+                    }
+                    _ => Ok(()),
+                }
             }
             WeightMemory::Kept(_) => {
                 device.upload(&weight, &rounded(values, master.dtype))?;
@@ -251,14 +257,6 @@ impl Params {
             }
             WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => self.set_owned(device, index, part()),
             WeightMemory::Coded(..) => self.params[index].codes.map_or(Ok(()), |codes| codes.set(device, values)),
-        }
-    }
-
-    /// Makes the 8-bit copies of a frozen weight that has its values.
-    fn copy_once(&self, stream: &Stream, index: usize) -> Result<()> {
-        match self.params[index].fp8 {
-            Some(fp8) if !stream.device().is_dry() => fp8.make_once(stream),
-            _ => Ok(()),
         }
     }
 
