@@ -28,13 +28,13 @@ impl Poison {
         static PERIODS: LazyLock<[Vec<u8>; 2]> =
             LazyLock::new(|| [Poison::NotANumber, Poison::Large].map(Poison::period));
         // Tensors begin at other places of the period.
-        let (period, start) = (&PERIODS[self as usize], 2 * (number * 9973 % (PERIOD / 2)));
-        let mut bytes = Vec::with_capacity(count + PERIOD);
-        bytes.extend_from_slice(&period[start..]);
+        let (period, mut from) = (&PERIODS[self as usize], 2 * (number * 9973 % (PERIOD / 2)));
+        let mut bytes = Vec::with_capacity(count);
         while bytes.len() < count {
-            bytes.extend_from_slice(period);
+            let more = (count - bytes.len()).min(PERIOD - from);
+            bytes.extend_from_slice(&period[from..from + more]);
+            from = 0;
         }
-        bytes.truncate(count);
         bytes
     }
 

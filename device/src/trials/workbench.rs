@@ -1,5 +1,8 @@
 //! Runs one operation on a device. Its tensors have the same values on every device.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use crate::{DType, Device, Element, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
 
 use super::guard::{Guarded, Poison, as_bytes};
@@ -80,7 +83,7 @@ impl Workbench {
     pub fn scaled(&mut self, shape: impl Into<Shape>, dtype: DType, scale: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), dtype)?;
         let stream = self.tensors.len() as u64;
-        let values: Vec<f32> = uniforms(stream).map(|x| scale * (2.0 * x - 1.0)).take(tensor.elements()).collect();
+        let values = drawn(stream, tensor.elements(), |x| scale * (2.0 * x - 1.0));
         match dtype {
             DType::Bf16 => {
                 self.device.upload(&tensor, &rounded::<bf16>(&values))?;
@@ -104,7 +107,7 @@ impl Workbench {
     pub(super) fn between(&mut self, shape: impl Into<Shape>, low: f32, high: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), DType::F32)?;
         let stream = self.tensors.len() as u64;
-        let values: Vec<f32> = uniforms(stream).map(|x| low + (high - low) * x).take(tensor.elements()).collect();
+        let values = drawn(stream, tensor.elements(), |x| low + (high - low) * x);
         self.device.upload(&tensor, &values)?;
         Ok(tensor)
     }
@@ -120,7 +123,7 @@ impl Workbench {
     pub(super) fn mask(&mut self, shape: impl Into<Shape>) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), DType::U8)?;
         let stream = self.tensors.len() as u64;
-        let values: Vec<u8> = uniforms(stream).map(|x| u8::from(x < 0.5)).take(tensor.elements()).collect();
+        let values = drawn(stream, tensor.elements(), |x| u8::from(x < 0.5));
         self.device.upload(&tensor, &values)?;
         Ok(tensor)
     }
@@ -214,6 +217,26 @@ impl Workbench {
         };
         self.tensors.iter().enumerate().map(name).collect()
     }
+}
+
+/// A value of each of the first `count` numbers of a stream.
+fn drawn<T>(stream: u64, count: usize, value: impl Fn(f32) -> T) -> Vec<T> {
+    /// The most numbers of a stream that are kept: 16 MiB.
+    const KEPT: usize = 1 << 22;
+    thread_local! {
+        /// By stream: the numbers that trials have drawn. All trials draw the same ones.
+        static DRAWN: RefCell<HashMap<u64, Vec<f32>>> = RefCell::default();
+    }
+    if count > KEPT {
+        return uniforms(stream).take(count).map(value).collect();
+    }
+    DRAWN.with_borrow_mut(|drawn| {
+        let numbers = drawn.entry(stream).or_default();
+        if numbers.len() < count {
+            *numbers = uniforms(stream).take(count).collect();
+        }
+        numbers[..count].iter().map(|x| value(*x)).collect()
+    })
 }
 
 fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
