@@ -15,7 +15,7 @@ use engine::passes::PassName;
 use graph_manager::ListedEntry;
 
 use crate::digests::cases::{Case, cases, settings};
-use crate::digests::recorded::{KINDS, mode, record};
+use crate::digests::recorded::{Clock, KINDS, join, mode, record};
 use crate::models::Run;
 
 /// A communicator by its name and its members' world ranks, in the group's order.
@@ -59,16 +59,6 @@ impl fmt::Display for Transfer {
 /// The transfers that a rank submits to a communicator, in order, each with its region. `Err`: it is not ordered after
 /// the one before.
 type Sequence = Vec<(Transfer, String, Result<(), String>)>;
-
-/// How many transfers of each stream are done.
-type Clock = HashMap<StreamId, usize>;
-
-fn join(clock: &mut Clock, other: &Clock) {
-    other.iter().for_each(|(stream, done)| {
-        let known = clock.entry(*stream).or_default();
-        *known = (*known).max(*done);
-    });
-}
 
 /// A transfer among those of all ranks: its communicator, the sender and receiver of a message, and its number among the
 /// transfers between them.
@@ -220,7 +210,8 @@ fn on_each_communicator_all_ranks_submit_the_same_transfers_in_one_order() {
     let mut all = Vec::new();
     for case in cases().iter().filter(|case| case.layout.ranks() > 1) {
         let all_passes = settings().map(|setting| (setting, vec![]));
-        let without = PassName::ALL
+        let without = case
+            .passes()
             .into_iter()
             .flat_map(|pass| ["per layer", "whole iteration"].map(|setting| (setting, vec![pass])));
         for (setting, left_out) in all_passes.into_iter().chain(without) {

@@ -6,6 +6,7 @@ use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use engine::model::{BalanceGroup, ContextTransfers, GptShape, SampleRow};
 use engine::optimizer::{MomentTypes, SkipStep};
 use engine::params::Sharding;
+use engine::passes::PassName;
 use engine::precision::Precision;
 use graph_manager::Mempool;
 
@@ -32,6 +33,22 @@ impl Case {
     pub fn run(&self, setting: &str) -> Run {
         let run = Run { check: false, steps: 4, ..Run::new(Kind::Gpt, 4 / self.layout.data, options(setting)) };
         (self.make)(Run { shape: Some(gpt()), ..run })
+    }
+
+    /// The passes that have work in the case's steps. Without any of the others they are the same steps.
+    pub fn passes(&self) -> Vec<PassName> {
+        let (run, Layout { tensor, context, stages, expert, .. }) = (self.run(settings()[0]), self.layout);
+        let has_work = |pass: &PassName| match pass {
+            PassName::Present => run.layers_on_host > 0,
+            PassName::HostState => run.state_on_host > 0.0,
+            PassName::Overlap => run.overlaps,
+            PassName::WeightGradients => true,
+            PassName::TensorParallelTransfers => tensor > 1 || context > 1,
+            PassName::ExpertRows => expert > 1,
+            PassName::Buckets => self.layout.ranks() > 1,
+            PassName::StageTransfers => stages > 1,
+        };
+        PassName::ALL.into_iter().filter(has_work).collect()
     }
 }
 

@@ -17,11 +17,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use engine::passes::PassName;
+
 use cases::{Case, cases, settings};
 use digest::digest;
 use recorded::{launched, recorded, trained};
 
-use crate::models::Run;
+use crate::models::{Layout, Run};
 
 /// The parts of a step with a digest each.
 const PARTS: [&str; 4] = ["operations", "order", "memory", "launches"];
@@ -30,20 +32,42 @@ fn stored() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/steps/digests/digests.txt")
 }
 
-/// The texts of all ranks, one for each part.
-fn texts(case: &Case, setting: &str) -> [String; 4] {
-    let make = || case.run(setting);
-    let ranks = case.layout.on_ranks(make, |run| {
-        let [operations, order, memory] = recorded(&run);
-        [operations, order, memory, launched(&run)]
-    });
-    let mut all = [const { String::new() }; 4];
-    for (rank, parts) in ranks.iter().enumerate() {
+/// What all ranks have in words, one text for each part.
+fn of_ranks<const N: usize>(
+    run: impl Fn() -> Run + Sync,
+    layout: Layout,
+    parts: fn(&Run) -> [String; N],
+) -> [String; N] {
+    let mut all = [const { String::new() }; N];
+    for (rank, parts) in layout.on_ranks(run, |run| parts(&run)).iter().enumerate() {
         for (text, part) in all.iter_mut().zip(parts) {
             let _ = write!(text, "rank {rank}\n{part}");
         }
     }
     all
+}
+
+/// The texts of all ranks, one for each part.
+fn texts(case: &Case, setting: &str) -> [String; 4] {
+    let texts = of_ranks(
+        || case.run(setting),
+        case.layout,
+        |run| {
+            let [operations, order, memory] = recorded(run);
+            [operations, order, memory, launched(run)]
+        },
+    );
+    if setting == "per layer" {
+        let passes = case.passes();
+        let left_out: Vec<PassName> = PassName::ALL.into_iter().filter(|pass| !passes.contains(pass)).collect();
+        let run = || Run { left_out: left_out.clone(), ..case.run(setting) };
+        assert!(
+            of_ranks(run, case.layout, recorded) == texts[..3],
+            "{}: without {left_out:?} it is another",
+            case.name
+        );
+    }
+    texts
 }
 
 #[test]

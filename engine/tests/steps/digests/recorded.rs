@@ -2,115 +2,77 @@
 //! those of its list.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::rc::Rc;
 
-use device::{BufferId, Device, HostOptions, Op, StreamId, Submission};
+use device::{BufferId, Device, HostOptions, Op, StreamId, Submission, Tensor};
 use engine::regions::Mode;
 use engine::step::Stage;
 use graph_manager::{BufferUse, ListedEntry};
 
 use crate::models::Run;
 
-/// A bit for each operation before this one: whether this one waits for it.
-type Ancestors = Vec<u64>;
+/// How many operations of each stream are done.
+pub type Clock = HashMap<StreamId, usize>;
 
-/// The submissions while a step was recorded.
+pub fn join(clock: &mut Clock, other: &Clock) {
+    other.iter().for_each(|(stream, done)| {
+        let known = clock.entry(*stream).or_default();
+        *known = (*known).max(*done);
+    });
+}
+
+/// An operation of a list.
+struct Listed {
+    region: String,
+    op: Op,
+    /// What is done before it.
+    after: Clock,
+}
+
+/// A step's list, as far as it was read.
 #[derive(Default)]
-struct Heard {
-    /// Streams by first use.
-    streams: Vec<StreamId>,
-    /// Each operation with its stream and its fields.
-    operations: Vec<(usize, String)>,
-    /// The buffers that operations use, as their fields show them.
-    buffers: HashMap<String, BufferId>,
-    ancestors: Vec<Ancestors>,
-    /// The operations that the next operation of a stream waits for, and those that an event stands for.
-    tails: HashMap<StreamId, Ancestors>,
-    events: HashMap<u64, Ancestors>,
-    /// By entry of a list: it and the operations that it waits for.
-    entries: Vec<Ancestors>,
+struct Read {
+    /// Streams by first use, with their operations.
+    streams: Vec<(StreamId, Vec<Listed>)>,
+    /// What is done after the last entry of a stream, and after each entry.
+    tails: HashMap<StreamId, Clock>,
+    entries: Vec<Clock>,
 }
 
-fn join(all: &mut Ancestors, more: &Ancestors) {
-    all.resize(all.len().max(more.len()), 0);
-    all.iter_mut().zip(more).for_each(|(a, b)| *a |= b);
-}
-
-impl Heard {
-    fn hear(&mut self, submission: Submission<'_>) {
-        match submission {
-            Submission::Operation { stream, op, scope } => {
-                let before = self.tails.remove(&stream).unwrap_or_default();
-                let done = self.operation(stream, op, scope, before);
-                self.tails.insert(stream, done);
-            }
-            Submission::Record { stream, event } => {
-                let tail = self.tails.get(&stream).cloned().unwrap_or_default();
-                self.events.insert(event, tail);
-            }
-            Submission::Wait { stream, event } => {
-                let before = self.events.get(&event).cloned().unwrap_or_default();
-                join(self.tails.entry(stream).or_default(), &before);
-            }
-        }
-    }
-
-    /// Adds an operation; returns it and the operations that it waits for.
-    fn operation(&mut self, stream: StreamId, op: &Op, scope: &str, before: Ancestors) -> Ancestors {
-        let known = self.streams.iter().position(|known| *known == stream);
-        let number = known.unwrap_or_else(|| {
-            self.streams.push(stream);
-            self.streams.len() - 1
-        });
-        let at = self.operations.len();
-        self.operations.push((number, format!("{scope}: {op:?}")));
-        let accesses = op.accesses();
-        let tensors = accesses.reads.iter().chain(&accesses.writes);
-        self.buffers.extend(tensors.map(|tensor| (format!("{:?}", tensor.buffer), tensor.buffer)));
-        let mut done = before.clone();
-        self.ancestors.push(before);
-        done.resize(done.len().max(at / 64 + 1), 0);
-        done[at / 64] |= 1 << (at % 64);
-        done
-    }
-
-    /// Reads an entry of a list. The entry names the entries that it waits for.
+impl Read {
+    /// Reads an entry. It names the entries that it waits for.
     fn read(&mut self, entry: &ListedEntry) {
-        let mut before = self.tails.remove(&entry.queue).unwrap_or_default();
-        entry.waits.iter().for_each(|on| join(&mut before, &self.entries[*on]));
-        let done = match &entry.op {
-            Some(op) => self.operation(entry.queue, op, &entry.region, before),
-            None => before,
-        };
-        self.entries.push(done.clone());
-        self.tails.insert(entry.queue, done);
+        let mut clock = self.tails.remove(&entry.queue).unwrap_or_default();
+        entry.waits.iter().for_each(|on| join(&mut clock, &self.entries[*on]));
+        if let Some(op) = &entry.op {
+            let listed = Listed { region: entry.region.to_string(), op: op.clone(), after: clock.clone() };
+            of_stream(&mut self.streams, entry.queue).push(listed);
+            *clock.entry(entry.queue).or_default() += 1;
+        }
+        self.entries.push(clock.clone());
+        self.tails.insert(entry.queue, clock);
     }
 
-    /// The operations of each stream in turn, and for each the operations that it waits for, through any events.
+    fn ops(&self) -> impl Iterator<Item = &Op> {
+        self.streams.iter().flat_map(|(_, listed)| listed).map(|listed| &listed.op)
+    }
+
+    /// The operations of each stream in turn, and for each the last one of each other stream that it waits for.
     fn written(&self, device: &Device) -> [String; 2] {
-        let mut place = vec![(0, 0); self.operations.len()];
         let (mut operations, mut order) = (String::new(), String::new());
-        let mut buffers = Buffers { device, used: &self.buffers, known: HashMap::new() };
-        for (stream, _) in self.streams.iter().enumerate() {
-            let own = self.operations.iter().enumerate().filter(|(_, (of, _))| *of == stream);
-            for (number, (at, (_, text))) in own.enumerate() {
-                place[at] = (stream, number);
-                let _ = writeln!(operations, "stream {stream}: {}", buffers.named(text));
-            }
-        }
-        for stream in 0..self.streams.len() {
-            for (at, (_, text)) in self.operations.iter().enumerate().filter(|(_, (of, _))| *of == stream) {
-                // The last operation of each other stream that it waits for: it waits for those before it too.
-                let mut last: Vec<Option<usize>> = vec![None; self.streams.len()];
-                for before in (0..at).filter(|before| {
-                    self.ancestors[at].get(before / 64).is_some_and(|bits| bits >> (before % 64) & 1 == 1)
-                }) {
-                    let (of, number) = place[before];
-                    last[of] = last[of].max(Some(number));
-                }
-                last[stream] = None;
+        let accesses = self.ops().map(Op::accesses);
+        let tensors = accesses.flat_map(|accesses| accesses.reads.into_iter().chain(accesses.writes));
+        let used: HashSet<BufferId> = tensors.map(|tensor| tensor.buffer).collect();
+        let used = used.into_iter().map(|buffer| (format!("{buffer:?}"), device.buffer_name(buffer))).collect();
+        let mut buffers = Buffers { used, known: HashMap::new() };
+        for (stream, (own, listed)) in self.streams.iter().enumerate() {
+            for Listed { region, op, after } in listed {
+                let text = format!("{region}: {op:?}");
+                let _ = writeln!(operations, "stream {stream}: {}", buffers.named(&text));
+                let last = |(id, _): &(StreamId, _)| after.get(id).filter(|_| id != own).map(|done| done - 1);
+                let last: Vec<Option<usize>> = self.streams.iter().map(last).collect();
                 let name = text.split(['(', '{']).next().unwrap_or_default();
                 let _ = writeln!(order, "stream {stream}: {name} after {last:?}");
             }
@@ -119,15 +81,24 @@ impl Heard {
     }
 }
 
+/// What streams have, by first use: that of this one.
+fn of_stream<T>(streams: &mut Vec<(StreamId, Vec<T>)>, stream: StreamId) -> &mut Vec<T> {
+    let at = streams.iter().position(|(known, _)| *known == stream).unwrap_or_else(|| {
+        streams.push((stream, Vec::new()));
+        streams.len() - 1
+    });
+    &mut streams[at].1
+}
+
 /// Names for tensors that do not depend on when their memory was taken.
-struct Buffers<'d> {
-    device: &'d Device,
-    used: &'d HashMap<String, BufferId>,
+struct Buffers {
+    /// By buffer, as fields of operations show it: the name.
+    used: HashMap<String, String>,
     /// By buffer: the name, and the address that offsets are counted from.
     known: HashMap<String, (String, u64)>,
 }
 
-impl Buffers<'_> {
+impl Buffers {
     /// The text of an operation, with its tensors by buffer and offset.
     fn named(&mut self, text: &str) -> String {
         let mut parts = text.split("Tensor { address: ");
@@ -138,8 +109,7 @@ impl Buffers<'_> {
             let (buffer, rest) = rest.split_once(" }").unwrap();
             let (address, buffer) = (address.parse::<u64>().unwrap(), buffer.to_string());
             let next = self.known.len();
-            let name =
-                self.used.get(&buffer).map_or("undeclared".to_string(), |buffer| self.device.buffer_name(*buffer));
+            let name = self.used.get(&buffer).map_or("undeclared", String::as_str);
             let (name, base) = self.known.entry(buffer).or_insert_with(|| (format!("{next} {name}"), address));
             let offset = address as i64 - *base as i64;
             let _ = write!(named, "[{name} {offset:+} {fields}]{rest}");
@@ -148,16 +118,27 @@ impl Buffers<'_> {
     }
 }
 
-/// Fails with the first line that differs between the submissions and the step's list. Scopes may differ: if a region
-/// submits operations after an inner region has ended, the device still counts them to the inner one.
-fn same(what: &str, submitted: &str, listed: &str) {
-    let op = |line: &str| match line.splitn(3, ": ").collect::<Vec<_>>()[..] {
-        [stream, _, op] => format!("{stream}: {op}"),
-        _ => line.to_string(),
+/// Operations whose tensors have numbers for buffers, and places in them for addresses, by first use.
+fn by_place<'o>(ops: impl Iterator<Item = &'o Op>) -> Vec<Op> {
+    let mut known: HashMap<BufferId, (BufferId, u64)> = HashMap::new();
+    let mut place = |tensor: Tensor| {
+        let next = BufferId::placeholder(known.len() as u32);
+        let (buffer, base) = *known.entry(tensor.buffer).or_insert((next, tensor.address));
+        Tensor { address: tensor.address.wrapping_sub(base), buffer, ..tensor }
     };
-    let differs = submitted.lines().zip(listed.lines()).find(|(submitted, listed)| op(submitted) != op(listed));
-    assert!(differs.is_none(), "{what}: submitted, and in the list: {differs:#?}");
-    assert_eq!(submitted.lines().count(), listed.lines().count(), "{what}");
+    ops.map(|op| op.clone().map(&mut place)).collect()
+}
+
+/// Fails with the first operation that differs between the submissions to each stream and the step's list.
+fn assert_same(submitted: &[(StreamId, Vec<Op>)], list: &Read) {
+    let counts = |counts: &mut dyn Iterator<Item = usize>| counts.collect::<Vec<_>>();
+    let submissions = counts(&mut submitted.iter().map(|(_, ops)| ops.len()));
+    assert_eq!(submissions, counts(&mut list.streams.iter().map(|(_, listed)| listed.len())), "operations of streams");
+    let (submitted, listed) = (by_place(submitted.iter().flat_map(|(_, ops)| ops)), by_place(list.ops()));
+    for (submitted, listed) in submitted.iter().zip(&listed).filter(|(submitted, listed)| submitted != listed) {
+        // A caller's own operations are equal only if they are the same.
+        assert_eq!(format!("{submitted:?}"), format!("{listed:?}"), "submitted, and in the list");
+    }
 }
 
 /// The kinds of steps that are recorded.
@@ -192,17 +173,20 @@ pub fn recorded(run: &Run) -> [String; 3] {
     let mut stage = run.stage(&device);
     let [mut operations, mut order] = [const { String::new() }; 2];
     for kind in KINDS {
-        let heard: Rc<RefCell<Heard>> = Rc::default();
-        let hears = heard.clone();
-        device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
+        let submitted: Rc<RefCell<Vec<(StreamId, Vec<Op>)>>> = Rc::default();
+        let hears = submitted.clone();
+        device.listen(Some(Box::new(move |submission| {
+            if let Submission::Operation { stream, op, .. } = submission {
+                of_stream(&mut hears.borrow_mut(), stream).push(op.clone());
+            }
+        })));
         record(&mut stage, run, kind);
         device.listen(None);
-        let [these, _] = heard.borrow().written(&device);
-        let mut listed = Heard::default();
+        let mut list = Read::default();
         let (mode, microbatches) = mode(run, kind);
-        stage.graphs().list(mode.into(), microbatches, |entry| listed.read(&entry));
-        let [in_list, after] = listed.written(&device);
-        same("operations", &these, &in_list);
+        stage.graphs().list(mode.into(), microbatches, |entry| list.read(&entry));
+        assert_same(&submitted.borrow(), &list);
+        let [in_list, after] = list.written(&device);
         let _ = write!(operations, "{kind}\n{in_list}");
         let _ = write!(order, "{kind}\n{after}");
     }
