@@ -13,7 +13,7 @@ use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
-const STEPS: usize = 10;
+const STEPS: usize = 6;
 
 #[test]
 fn a_rank_makes_first_weights_of_its_own_part_alone_and_gathers_the_others() {

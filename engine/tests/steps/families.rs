@@ -14,7 +14,7 @@ use crate::models::{
     Kind, Layout, Run, all_settings, tiny_gemma2, tiny_gemma3, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3,
 };
 
-const STEPS: usize = 10;
+const STEPS: usize = 6;
 
 /// With dropout: a mask that depends on the layout would show.
 fn families() -> [(&'static str, GptShape); 6] {
@@ -42,7 +42,7 @@ fn two_kinds() -> Option<Windows> {
     Some(Windows { tokens: 3, pattern: vec![true, false] })
 }
 
-/// Four microbatches on all ranks together. The learning rate is so small that ten steps do not stretch the rounding of the
+/// Four microbatches on all ranks together. The learning rate is so small that six steps do not stretch the rounding of the
 /// first.
 fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
     let (shape, precision) = (Some(shape.clone()), shape.precision);

@@ -13,7 +13,7 @@ use parallel::Axis;
 
 use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
-const STEPS: usize = 10;
+const STEPS: usize = 6;
 
 /// A layout of ranks, and the model that they train.
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ fn shape(kind: Kind, dtype: Precision) -> GptShape {
 
 fn run(kind: Kind, recompute: Option<usize>, graphs: GraphOptions) -> Run {
     let shape = Some(shape(kind, Precision::F32));
-    Run { shape, recompute, steps: 6, ..Run::new(kind, 3, graphs) }
+    Run { shape, recompute, steps: 4, ..Run::new(kind, 3, graphs) }
 }
 
 /// Bytes of activations.

@@ -10,7 +10,7 @@ use crate::models::{Kind, Layout, Run, tiny_gpt, tiny_llama};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;
-const STEPS: usize = 10;
+const STEPS: usize = 6;
 
 /// Enough heads for four ranks; dropout, so that a mask that depends on the layout would show.
 fn shape(kind: Kind, precision: Precision) -> GptShape {

@@ -10,7 +10,7 @@ use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
-const STEPS: usize = 6;
+const STEPS: usize = 5;
 
 /// A layout of ranks, and the model that they train. With dropout and clipping, and the checker on.
 #[derive(Clone, Debug)]

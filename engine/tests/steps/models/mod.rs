@@ -236,7 +236,7 @@ impl Run {
             precision: Precision::F32,
             microbatches,
             micro_batch_size: MICRO_BATCH,
-            steps: 20,
+            steps: 6,
             threads: 1,
             check: true,
             shuffle: None,
