@@ -199,7 +199,15 @@ fn load_or_make<T>(
     Ok(loaded)
 }
 
-/// A name that differs with everything that decides the machine code.
+/// The name of a source's machine code in the cache on disk. It differs with everything that decides the code.
+///
+/// # Errors
+/// NVRTC missing.
+pub fn cubin_name(name: &str, source: &str, architecture: &str) -> Result<String> {
+    Ok(file_name(name, source, architecture, &version()?))
+}
+
+/// As [`cubin_name`], of a version of NVRTC.
 fn file_name(name: &str, source: &str, architecture: &str, version: &str) -> String {
     let headers = HEADERS.iter().flat_map(|(name, body)| [*name, *body]);
     let parts = headers.chain(OPTIONS.iter().copied()).chain([source]);

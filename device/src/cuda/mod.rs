@@ -37,7 +37,7 @@ mod when;
 
 pub(crate) use all_kernels::open;
 pub use all_kernels::{compile_sets, kernel_files};
-pub use compile::compile;
+pub use compile::{compile, cubin_name};
 pub(crate) use copy_to_host::PendingCopy;
 pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use custom_kernels::CustomKernels;

@@ -1,7 +1,12 @@
 //! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
 //! NVRTC and no GPU; `./x test` installs NVRTC.
+//!
+//! `kernels.checked` names what was compiled and found right, with a hash of source, headers, options and compiler. It is not
+//! compiled again: that takes two minutes of a core.
 
-use device::cuda::{KernelFile, KernelSet, compile, kernel_files};
+use std::collections::BTreeSet;
+
+use device::cuda::{KernelFile, KernelSet, compile, cubin_name, kernel_files};
 use rayon::prelude::*;
 
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
@@ -74,6 +79,12 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
     let is_slow = |file: &KernelFile| file.name == SLOW || file.set == KernelSet::Fp8;
     all.retain(|(target, file)| every || (!SIMILAR.contains(target) && (!is_slow(file) || *target == "sm_90a")));
+    let checked = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/device/kernels.checked");
+    let before = std::fs::read_to_string(checked).unwrap_or_default();
+    let name = |(target, file): &(&str, &KernelFile)| cubin_name(file.name, file.source, target).unwrap();
+    let names: BTreeSet<String> = all.iter().map(name).collect();
+    let known: BTreeSet<&str> = before.lines().collect();
+    all.retain(|pair| !known.contains(name(pair).as_str()));
     // The longest first, so that no core works on a long one while the others have finished.
     all.sort_by_key(|(_, file)| std::cmp::Reverse(file.source.len()));
     let problems: Vec<String> = all
@@ -82,6 +93,11 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
         .flat_map(|(target, file)| problems(file.name, file.source, target))
         .collect();
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+    let now: String = names.iter().map(|name| format!("{name}\n")).collect();
+    if !every && now != before {
+        std::fs::write(checked, now).unwrap();
+        eprintln!("device/tests/device/kernels.checked is new: commit it with the kernels");
+    }
 }
 
 #[test]
