@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 const OWN: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -58,27 +59,41 @@ fn update(from: &Path, to: &Path) {
     }
 }
 
-/// Builds one of its programs with these arguments for Cargo, and runs it with one argument.
-fn output(program: &str, features: &[&str], argument: &str) -> Output {
+/// A program that no other test builds with other features as long as this is there.
+struct Built {
+    program: PathBuf,
+    _lock: File,
+}
+
+impl Built {
+    /// Runs the program with one argument.
+    fn output(&self, argument: &str) -> Output {
+        Command::new(&self.program).arg(argument).output().unwrap()
+    }
+}
+
+/// Builds one of its programs with these arguments for Cargo.
+fn build(program: &str, features: &[&str]) -> Built {
+    static UNPACKED: LazyLock<[PathBuf; 2]> = LazyLock::new(packages);
     fs::create_dir_all(folder()).unwrap();
-    // Tests are processes, and build the same program with other features.
+    // Tests are processes.
     let lock = File::create(folder().join("lock")).unwrap();
     lock.lock().unwrap();
     let external = Path::new(OWN).join("tests/external");
     // The versions of the workspace, so that nothing has to be downloaded.
     fs::copy(Path::new(OWN).join("../Cargo.lock"), external.join("Cargo.lock")).unwrap();
     let mut build = Command::new(env!("CARGO"));
-    for (package, unpacked) in PACKAGES.iter().zip(packages()) {
+    for (package, unpacked) in PACKAGES.iter().zip(&*UNPACKED) {
         build.arg("--config").arg(format!("patch.crates-io.{package}.path={unpacked:?}"));
     }
     build.args(["build", "--quiet", "--offline", "--bin", program]).args(features);
     run(build.current_dir(&external).env("CARGO_TARGET_DIR", folder()));
-    Command::new(folder().join("debug").join(program)).arg(argument).output().unwrap()
+    Built { program: folder().join("debug").join(program), _lock: lock }
 }
 
 /// Runs one of its programs, and finds the end of the line that it prints. The program checks itself.
 fn prints(program: &str, device: &str, ending: &str) {
-    let output = output(program, &[], device);
+    let output = build(program, &[]).output(device);
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let name = program.replace('_', " ");
     assert!(output.status.success(), "{program}: {said}{errors}");
@@ -128,9 +143,10 @@ fn two_ranks_sum_gradients_on_a_side_stream_of_their_graphs_and_learn_as_one() {
 
 #[test]
 fn a_build_without_cuda_runs_on_the_host_and_says_what_it_lacks() {
-    let host = output("one_block", &["--no-default-features"], "");
+    let program = build("one_block", &["--no-default-features"]);
+    let host = program.output("");
     assert!(host.status.success(), "{}", String::from_utf8_lossy(&host.stderr));
-    let cuda = output("one_block", &["--no-default-features"], "cuda");
+    let cuda = program.output("cuda");
     let errors = String::from_utf8_lossy(&cuda.stderr);
     let message = "this program was built without CUDA. Fix: build it with the feature `cuda-13000`";
     assert!(!cuda.status.success() && errors.contains(message), "{errors}");
