@@ -1,11 +1,9 @@
 //! Runs of models with experts, as users start them: they learn, go on from checkpoints, are evaluated and sampled, and have
 //! the numbers of one rank in every layout.
 
-use std::process::Command;
-
 use serde_json::Value;
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, mpirun, printed, run, saved, stdout_of};
+use crate::harness::{Folder, bits, copy_run, expect, metrics, mpirun, printed, run, saved, stdout_of, trainer};
 use crate::mistakes::refused;
 
 /// Three blocks: a dense one, and two with four experts and a shared one.
@@ -38,11 +36,6 @@ fn apart(ours: &[[f64; 3]], theirs: &[[f64; 3]], step: usize) -> f64 {
     pairs.map(|(ours, theirs)| (ours / theirs - 1.0).abs()).fold(0.0, f64::max)
 }
 
-fn trainer(folder: &Folder, line: &str) -> std::process::Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.args(line.split_whitespace()).current_dir(&folder.0).output().unwrap()
-}
-
 #[test]
 fn a_mixture_learns_resumes_to_the_same_bits_and_shows_the_losses_of_its_routers() {
     for precision in ["", "--bf16"] {
@@ -65,7 +58,7 @@ fn a_mixture_learns_resumes_to_the_same_bits_and_shows_the_losses_of_its_routers
         for [_, balance, z_loss] in losses(&unbroken) {
             assert!((0.015..0.06).contains(&balance) && (1e-4..0.1).contains(&z_loss), "{balance} {z_loss}");
         }
-        expect(&trainer(&unbroken, "report log --output page.html"), 0, &[]);
+        expect(&trainer(&unbroken.0, "report log --output page.html"), 0, &[]);
         let page = std::fs::read_to_string(unbroken.path("page.html")).unwrap();
         assert!(["balance-loss", "router-z-loss"].iter().all(|id| page.contains(&format!("data-curve=\"{id}\""))));
         assert!(!page.contains("data-curve=\"z-loss\""), "the head has none");
@@ -226,7 +219,7 @@ fn megatrons_flags_without_effect_on_experts_are_told_in_a_line_each() {
          --moe-router-dtype fp32 --moe-shared-expert-overlap --expert-model-parallel-size 1 \
          --expert-tensor-parallel-size 1 --moe-router-force-load-balancing"
     );
-    let output = trainer(&folder, &line);
+    let output = trainer(&folder.0, &line);
     expect(&output, 0, &["--moe-grouped-gemm has no effect", "--moe-token-dispatcher-type has no effect"]);
     expect(&output, 0, &["train.force_expert_balance = true: tokens take experts in turn"]);
     assert_eq!(printed(&output).matches("notice: ").count(), 5, "{}", printed(&output));

@@ -2,21 +2,16 @@
 //! tokenizer.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use trainer::hf::{DataType, Direction, convert};
 
 use crate::data_files::LICENSES;
-use crate::harness::{Folder, expect, printed};
+use crate::harness::{Folder, expect, printed, trainer};
 use crate::hf::{python, trained};
 
 /// Small models of `exports.py`: Qwen 3, one without a chat template, one without its markers too, Llama 3, Gemma 3.
 const MODELS: [&str; 5] = ["qwen3", "qwen3-base", "plain", "llama", "gemma"];
-
-fn trainer(folder: &Path, arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.current_dir(folder).args(arguments.split_whitespace()).output().unwrap()
-}
 
 /// Trains the model of a folder on conversations, with the tokenizer of a folder, and saves to `saved`.
 fn fine_tune(folder: &Path, (model, tokenizer, saved): (&str, &str, &str), more: &str) -> Output {

@@ -1,20 +1,14 @@
 //! The length and the usual settings of fine-tuning: epochs, learning rates, and options that follow the model.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
 use tokenizers::AddedToken;
 
 use crate::data_files::{LICENSES, small_tokenizer};
-use crate::harness::{Folder, expect, metrics, mpirun, printed, run};
+use crate::harness::{Folder, expect, metrics, mpirun, printed, run, trainer};
 use crate::lora::values;
 use crate::sft::{flags, write_chats};
-
-pub fn trainer(folder: &Path, line: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.args(line.split_whitespace()).current_dir(folder).output().unwrap()
-}
 
 #[test]
 fn epochs_become_the_steps_that_have_as_many_samples() {

@@ -83,8 +83,10 @@ pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The settings that MPI needs in tests: root has to allow itself twice, and MPI's files are in the test's own folder.
+/// The settings that MPI needs in tests: root has to allow itself twice, and MPI's files are in the test's own folder. Ranks
+/// that wait leave their cores to other tests.
 pub fn set_mpi(command: &mut Command, folder: &Path) {
+    command.env("OMPI_MCA_mpi_yield_when_idle", "1");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.env("TMPDIR", mpi_folder(folder));
 }
@@ -128,6 +130,12 @@ pub fn mpirun(ranks: usize, folder: &Path, arguments: &[&str]) -> Output {
     }
     let output = command.args(arguments).current_dir(folder).output();
     output.unwrap_or_else(|error| panic!("mpirun does not start ({error}); `./x test` installs what the tests need"))
+}
+
+/// Runs `trainer LINE` in a folder.
+pub fn trainer(folder: &Path, line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(line.split_whitespace()).current_dir(folder).output().unwrap()
 }
 
 /// The whole output.

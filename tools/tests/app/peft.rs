@@ -6,8 +6,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use trainer::hf::{DataType, Direction, convert};
 
-use crate::fine_tuning::trainer;
-use crate::harness::{Folder, expect, metrics, printed};
+use crate::harness::{Folder, expect, metrics, printed, trainer};
 use crate::hf::{logits, plan, trained};
 use crate::lora::{TOKENS, logits_of_peft, values};
 
