@@ -60,8 +60,8 @@ inline void rounded_values(const float* from, float (&x)[VALUES]) {
 }
 inline void rounded_values(const bf16* from, float (&x)[VALUES]) { load<VALUES>(from, x); }
 
-// The scale of a block is its largest magnitude. As many neighbouring threads as have the values of a block find it. NaN is no
-// magnitude. Returns the inverse of the scale, or 0 of 0.
+// The scale of a block is its largest magnitude. As many neighbouring threads as have the values of a block find it.
+// NaN is no magnitude. Returns the inverse of the scale, or 0 of 0.
 inline float scale_of_block(const float (&x)[VALUES], bf16* scales, u64 pack) {
     const u32 SHARE = BLOCK / VALUES;
     float largest = 0.0f;

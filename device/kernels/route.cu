@@ -89,7 +89,8 @@ template <int V> Best take(u32 (&keys)[V], u32 first, u32 end) {
     return {highest, expert};
 }
 
-// Keys of experts outside of the groups with the highest scores become 0. Of equal scores that of the lowest group is taken.
+// Keys of experts outside of the groups with the highest scores become 0. Of equal scores that of the lowest group is
+// taken.
 template <int V> void keep_groups(u32 (&keys)[V], const Route& op) {
     const u32 lane = threadIdx.x % 32, size = op.experts / op.groups;
     u32 left[V], scores[1] = {0}, kept = 0;

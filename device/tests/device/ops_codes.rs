@@ -113,7 +113,8 @@ fn codes_of_values_at_the_edges_of_f32_are_in_their_range() {
     for edges in [[least, -least, 0.0, nan], [infinite, -infinite, 1.0, nan]] {
         let values: Vec<f64> = edges.into_iter().cycle().take(64).collect();
         let largest = bf16::from_f32(edges[0] as f32);
-        // The inverse of the smallest number is infinite, that of infinity 0. What is no number compares as the smallest.
+        // The inverse of the smallest number is infinite, that of infinity 0. What is no number compares as the
+        // smallest.
         let (nf4, int8) = match edges[0].is_finite() {
             true => ([0xf0, 0x00], [127, 129, 0, 0]),
             false => ([0x00, 0x70], [0, 0, 0, 0]),

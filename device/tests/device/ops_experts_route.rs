@@ -136,7 +136,8 @@ fn tokens_choose_within_the_groups_with_the_highest_scores() {
         assert!(others > 0 || per_token == count, "{s:?}: no choice is limited");
         assert_close(&format!("weights of {s:?}"), F32, &of_pairs, &truth);
     }
-    // Of equal scores the lowest group is taken, and NaN counts as minus infinity: the second group has the highest sum.
+    // Of equal scores the lowest group is taken, and NaN counts as minus infinity: the second group has the highest
+    // sum.
     let s = Sizes { tokens: 3, experts: 6, k: 2 };
     let nan = f64::NAN;
     let logits = [[0.0; 6], [nan, 9.0, -1.0, -1.0, 5.0, nan], [nan; 6]];

@@ -155,8 +155,8 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
 /// Bytes that are read at once, on all cores, before they go to the device.
 const AT_ONCE: usize = 512 << 20;
 
-/// Reads tensors on all cores, several at once: as many neighbours as have [`AT_ONCE`] bytes together, or one. The next ones are
-/// read while `set` brings these to the device.
+/// Reads tensors on all cores, several at once: as many neighbours as have [`AT_ONCE`] bytes together, or one. The next
+/// ones are read while `set` brings these to the device.
 ///
 /// # Errors
 /// The first of `read` or `set`.

@@ -26,8 +26,8 @@ pub const NF4_VALUES: [f32; 16] = [
     1.0,
 ];
 
-/// Above the number with index `i` a value, divided by its scale, has a code of [`CodeForm::Nf4`] above `i`, as bitsandbytes
-/// rounds.
+/// Above the number with index `i` a value, divided by its scale, has a code of [`CodeForm::Nf4`] above `i`, as
+/// bitsandbytes rounds.
 const NF4_BORDERS: [f32; 15] = [
     -0.848_096_4,
     -0.610_632_9,
@@ -144,8 +144,8 @@ impl Operation for CodedValues {
     }
 }
 
-/// The codes of values, rounded to bf16 first as a model is loaded: so bf16 has their largest magnitudes, which are the scales,
-/// and the codes of what codes stand for are the same.
+/// The codes of values, rounded to bf16 first as a model is loaded: so bf16 has their largest magnitudes, which are the
+/// scales, and the codes of what codes stand for are the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodesOfValues {
     /// The form of the codes.

@@ -78,8 +78,8 @@ impl Linear {
         self.weight.fp8.is_some()
     }
 
-    /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered. Adapters read the rows as
-    /// they are.
+    /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered. Adapters read the rows
+    /// as they are.
     pub(crate) fn gathers_8_bits(&self, ranks: &TensorParallel) -> bool {
         !self.has_adapter() && gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), ranks)
     }
@@ -120,7 +120,8 @@ impl Linear {
         }
     }
 
-    /// An input `(..., in)` as the products read it. The weight under adapters is frozen: no gradient of it reads a copy.
+    /// An input `(..., in)` as the products read it. The weight under adapters is frozen: no gradient of it reads a
+    /// copy.
     ///
     /// # Errors
     /// Errors of the device.
