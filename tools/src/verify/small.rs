@@ -210,8 +210,11 @@ fn shrink_model(config: &mut RunConfig, plan: &RunPlan, mesh: Mesh) {
             model.experts *= if model.experts.is_multiple_of(2) && model.experts > 2 { 1 } else { 2 };
             (model.expert_groups, model.expert_groups_per_token) = (2, 1);
         }
-        model.expert_ffn = model.expert_ffn.map(|_| unit.max(6) * small_ranks);
-        model.shared_expert_ffn = model.shared_expert_ffn.min(unit.max(4) * small_ranks);
+        let [own, other] = [6, 4].map(|width| unit.max(width) * small_ranks);
+        // Families with a shared expert have one as wide as several experts.
+        let several = model.expert_ffn.is_some_and(|ffn| model.shared_expert_ffn.is_multiple_of(ffn));
+        model.shared_expert_ffn = model.shared_expert_ffn.min(if several { 2 * own } else { other });
+        model.expert_ffn = model.expert_ffn.map(|_| own);
     }
     model.init_from = None;
     model.init_std = INIT_STD;

@@ -132,7 +132,9 @@ MODELS = {
     ),
     "deepseek-v2": (
         DeepseekV2ForCausalLM,
-        DeepseekV2Config(**LATENT, q_lora_rank=None, topk_method="greedy", routed_scaling_factor=1.5), torch.float32, "5GB",
+        DeepseekV2Config(**LATENT | {"n_routed_experts": 6}, q_lora_rank=None, topk_method="group_limited_greedy", n_group=3,
+                         topk_group=2, routed_scaling_factor=1.5),
+        torch.float32, "5GB",
     ),
     "deepseek-v3": (
         DeepseekV3ForCausalLM,
