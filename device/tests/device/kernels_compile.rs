@@ -1,8 +1,8 @@
 //! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
 //! NVRTC and no GPU; `./x test` installs NVRTC.
 //!
-//! `kernels.checked` names what was compiled and found right, with a hash of source, headers, options and compiler. It is not
-//! compiled again: that takes two minutes of a core.
+//! `kernels.checked` names what was compiled and found right, with a hash of source, headers, options and compiler.
+//! Nothing of it is compiled again: that takes two minutes of a core.
 
 use std::collections::BTreeSet;
 

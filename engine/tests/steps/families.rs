@@ -42,8 +42,8 @@ fn two_kinds() -> Option<Windows> {
     Some(Windows { tokens: 3, pattern: vec![true, false] })
 }
 
-/// Four microbatches on all ranks together. The learning rate is so small that six steps do not stretch the rounding of the
-/// first.
+/// Four microbatches on all ranks together. The learning rate is so small that the steps do not stretch the rounding of
+/// the first.
 fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
     let (shape, precision) = (Some(shape.clone()), shape.precision);
     let new = Run::new(Kind::Llama, 4 / data, graphs);

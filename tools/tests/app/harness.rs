@@ -83,8 +83,8 @@ pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The settings that MPI needs in tests: root has to allow itself twice, and MPI's files are in the test's own folder. Ranks
-/// that wait leave their cores to other tests.
+/// The settings that MPI needs in tests: root has to allow itself twice, and MPI's files are in the test's own folder.
+/// Ranks that wait leave their cores to other tests.
 pub fn set_mpi(command: &mut Command, folder: &Path) {
     command.env("OMPI_MCA_mpi_yield_when_idle", "1");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
