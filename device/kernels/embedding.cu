@@ -40,3 +40,23 @@ void embedding(const int* tokens, const T* table, const T* positions, const int*
         embedding<T, N>(tokens, table, positions, position_ids, output, rows, seq, hidden, vocab, first, scale);       \
     }
 FOR_EACH_FLOAT(EMBEDDING)
+
+// The inputs and targets of samples (rows, width) `ahead` places further on, at `columns` columns of each: `part` of them
+// with positions from `first` on, the others with those that `second` is added to. Beyond `length` the token is 0 and the
+// target -1, and so is the target in another document.
+KERNEL(further_tokens)(const int* samples, const int* position_ids, int* tokens, int* targets, u64 count, u32 columns,
+                       u32 width, u32 first_input, u32 first_target, u32 ahead, u32 length, u32 part, u32 first,
+                       u32 second) {
+    begin_kernel();
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += stride) {
+        u64 row = at / columns;
+        u32 column = (u32)(at - row * columns);
+        u32 position = column + (column < part ? first : second), further = position + ahead;
+        bool inside = further < length;
+        const int *sample = samples + row * width, *ids = position_ids + row * length;
+        tokens[at] = inside ? sample[first_input + further] : 0;
+        bool same = inside && (!position_ids || ids[further] == ids[position] + (int)ahead);
+        targets[at] = same ? sample[first_target + further] : -1;
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use device::ops::{ColumnRange, Copy, CopyColumns, Documents, SampleRecord, SequenceShare, WriteSampleRecord};
+use device::ops::{
+    ColumnRange, Copy, CopyColumns, Documents, FurtherTokens, SampleRecord, SequenceShare, WriteSampleRecord,
+};
 use device::{ALIGNMENT, Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
@@ -27,6 +29,8 @@ pub(crate) struct Inputs {
     drops: bool,
     /// The column of the number of tokens that are no padding, if layers ask for it.
     real: Option<usize>,
+    /// See [`Model::further_tokens`].
+    further_tokens: usize,
     /// The tokens of a sample that this rank has.
     sequence: SequenceShare,
     /// `(microbatches, results of a microbatch's pairs)`, f32: those under the reference model, if each step computes them.
@@ -80,9 +84,10 @@ impl Inputs {
                 StepSamples::Rows(allocate("samples", row.width)?)
             });
         }
-        let &Model { values: dtype, drops, .. } = model;
+        let &Model { values: dtype, drops, further_tokens, .. } = model;
         let sequence = sequence_share(&architecture.ranks);
-        Ok(Inputs { samples, row, dtype, control, drops, real, sequence, references, _areas: areas })
+        let _areas = areas;
+        Ok(Inputs { samples, row, dtype, control, drops, real, further_tokens, sequence, references, _areas })
     }
 
     /// Whether the stage needs a step's samples.
@@ -159,9 +164,10 @@ impl Inputs {
             };
             let (documents, real) = (self.documents(cx, microbatch)?, self.real(cx, microbatch)?);
             let positions_here = self.positions_here(cx, documents, microbatch)?;
-            let (mut pairs, mut references) = (None, None);
+            let (mut pairs, mut references, mut further) = (None, None, None);
             if chunk.head.is_some() {
                 (pairs, references) = (self.pairs(cx, microbatch)?, self.references(cx, microbatch)?);
+                further = self.further(cx, documents.map(|(documents, _)| documents.position_ids), microbatch)?;
             }
             let mut record = None;
             if self.drops && cx.mode().trains() {
@@ -171,7 +177,7 @@ impl Inputs {
                 record = Some(output);
             }
             let samples = Samples { record, documents, positions_here, real };
-            Ok(Hidden { x, delta: None, targets, pairs, references, samples })
+            Ok(Hidden { x, delta: None, targets, pairs, references, further, samples })
         })
     }
 
@@ -240,6 +246,36 @@ impl Inputs {
         let output = cx.tensor("references", [samples, input.elements() / samples], DType::F32)?;
         cx.run(Copy { input: input.reshape(output.shape), output })?;
         Ok(Some(output))
+    }
+
+    /// See [`Hidden::further`].
+    fn further(
+        &self,
+        cx: &mut StepContext<'_>,
+        position_ids: Option<Tensor>,
+        microbatch: usize,
+    ) -> Result<Option<Tensor>> {
+        let depths = self.further_tokens;
+        let Some(samples) = self.rows(microbatch).filter(|_| depths > 0 && cx.mode().trains()) else { return Ok(None) };
+        let BatchSizes { samples: batch, tokens_per_sample } = BatchSizes::of(cx);
+        let further = cx.tensor("further", [depths, 2, batch, tokens_per_sample], DType::I32)?;
+        for depth in 0..depths {
+            let [tokens, targets] = [0, 1].map(|part| {
+                let first = (2 * depth + part) * batch * tokens_per_sample;
+                further.view(first, [batch, tokens_per_sample])
+            });
+            cx.run(FurtherTokens {
+                samples,
+                first_input: self.row.inputs.start,
+                first_target: self.row.targets.start,
+                ahead: depth + 1,
+                position_ids,
+                share: self.sequence,
+                tokens,
+                targets,
+            })?;
+        }
+        Ok(Some(further))
     }
 
     /// See [`Samples::real`].

@@ -274,6 +274,8 @@ operations! {
         ReluDropout,
         /// Gradient of [`ReluDropout`].
         ReluDropoutBackward,
+        /// Inputs and targets of samples some places further on.
+        FurtherTokens,
         /// Table lookup.
         Embedding,
         /// Gradient of [`Embedding`].

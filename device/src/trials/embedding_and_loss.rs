@@ -2,8 +2,8 @@
 
 use crate::ops::{
     CODE_BLOCK, CodeForm, CodedValues, CodesOfValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin,
-    CrossEntropyPart, Distribution, Embedding, EmbeddingBackward, FirstValues, MismatchedRewards, Mse, PairLoss,
-    Preference, SequenceShare, VocabPart, ZLoss,
+    CrossEntropyPart, Distribution, Embedding, EmbeddingBackward, FirstValues, FurtherTokens, MismatchedRewards, Mse,
+    PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
 };
 use crate::{DType, Tensor};
 
@@ -101,6 +101,35 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 Ok(CopyColumns { input, parts: [columns(0, inputs), columns(1, targets)] }.into())
             }),
         );
+    }
+    if dtype == DType::F32 {
+        for label in ["", ", documents"] {
+            add(
+                &format!("further_tokens{label}"),
+                Box::new(move |b| {
+                    let samples = b.integers([batch, seq], &tokens(s))?;
+                    let share = SequenceShare { rank: 0, ranks: 2 };
+                    let (columns, length) = ((seq - 1) / 4 * 2, (seq - 1) / 4 * 4);
+                    let ids: Vec<i32> = (0..batch * length).map(|at| (at % length % 5) as i32).collect();
+                    let has_documents = !label.is_empty();
+                    let position_ids = has_documents.then(|| b.integers([batch, length], &ids)).transpose()?;
+                    let [tokens, targets] = [(); 2].map(|()| b.output([batch, columns], DType::I32));
+                    let (tokens, targets) = (tokens?, targets?);
+                    let (first_input, first_target, ahead) = (0, 1, 2);
+                    Ok(FurtherTokens {
+                        samples,
+                        first_input,
+                        first_target,
+                        ahead,
+                        position_ids,
+                        share,
+                        tokens,
+                        targets,
+                    }
+                    .into())
+                }),
+            );
+        }
     }
     add(
         "copy_columns, features and outputs",

@@ -86,3 +86,32 @@ fn learned_positions_are_those_in_the_document() {
         .collect();
     assert_close("embedded", F32, &t.get(&output), &truth);
 }
+
+/// Two samples of six inputs, six targets and a column that is neither. The second sample has documents of two, three and
+/// one tokens.
+#[test]
+fn further_tokens_end_with_the_sample_and_with_the_document() {
+    let t = bench(2);
+    let samples: Vec<i32> = (0..26).collect();
+    let samples = t.ints(&[2, 13], &samples);
+    let ids = t.ints(&[2, 6], &[0, 1, 2, 3, 4, 5, 0, 1, 0, 1, 2, 0]);
+    let whole = SequenceShare::WHOLE;
+    let run = |ahead, position_ids, share: SequenceShare| {
+        let columns = 6 / share.ranks;
+        let [tokens, targets] = [(); 2].map(|()| t.ints(&[2, columns], &vec![-7; 2 * columns]));
+        let (first_input, first_target) = (0, 6);
+        t.run(FurtherTokens { samples, first_input, first_target, ahead, position_ids, share, tokens, targets });
+        [tokens, targets].map(|output| t.get_ints(&output))
+    };
+    let [tokens, targets] = run(1, None, whole);
+    assert_eq!(tokens, [1, 2, 3, 4, 5, 0, 14, 15, 16, 17, 18, 0]);
+    assert_eq!(targets, [7, 8, 9, 10, 11, -1, 20, 21, 22, 23, 24, -1]);
+    let [tokens, targets] = run(2, Some(ids), whole);
+    assert_eq!(tokens, [2, 3, 4, 5, 0, 0, 15, 16, 17, 18, 0, 0]);
+    assert_eq!(targets, [8, 9, 10, 11, -1, -1, -1, -1, 23, -1, -1, -1]);
+    assert_eq!(run(7, Some(ids), whole), [vec![0; 12], vec![-1; 12]]);
+    // The parts of a rank that has the first and the last of six parts.
+    let ids = t.ints(&[2, 6], &[0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 0, 1]);
+    let [tokens, targets] = run(1, Some(ids), SequenceShare { rank: 0, ranks: 3 });
+    assert_eq!((tokens, targets), (vec![1, 0, 14, 0], vec![7, -1, -1, -1]));
+}

@@ -67,6 +67,8 @@ pub struct Model {
     pub drops: bool,
     /// Layers ask which tokens are padding.
     pub asks_padding: bool,
+    /// Training predicts so many tokens beyond the next one, and needs them as inputs and as targets.
+    pub further_tokens: usize,
     /// The biases of routers that every step updates.
     pub selection_biases: Vec<SelectionBias>,
 }
@@ -119,6 +121,8 @@ pub struct Architecture {
     pub ranks: Rc<Ranks>,
     /// The modules of each layer of the whole model; empty where layers have none.
     pub modules: Vec<Vec<GraphModule>>,
+    /// The last layer reads the table of the first.
+    pub shares_table: bool,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
     pub rotary: RotaryTables<RotaryTable>,
     /// The loss of pairs of answers; `None` if the loss is of targets.

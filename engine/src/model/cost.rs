@@ -8,6 +8,7 @@
 //! tokens of a microbatch share, such as reading the weights, is left out.
 
 use super::block::block_cost;
+use super::further::further_cost;
 use super::gpt::gpt;
 use super::head::head_cost;
 use super::lora::is_adapter;
@@ -21,27 +22,32 @@ const FLOPS: f64 = 650e12;
 const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
-    /// Training FLOPs per token of samples of so many tokens: 6 per parameter that the token is multiplied with, and
-    /// those of causal attention. Lookups in tables cost nothing; a tied table counts once, in the head. With adapters
+    /// Training FLOPs per token of samples of so many tokens: 6 per parameter that the token is multiplied with, each time
+    /// that it is, and those of causal attention. Lookups in tables cost nothing; a tied table counts once, in the head. With adapters
     /// all other parameters are frozen: they have no gradient, so each costs 4.
     pub fn flops_per_token(&self, tokens_per_sample: usize) -> f64 {
         let specs = gpt(self.clone()).specs;
         let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
         let multiplied = specs.iter().filter(|spec| !spec.sparse);
         let weights = |spec: &ParamSpec| spec.share_per_token * spec.whole.iter().product::<usize>() as f64;
+        let flops_of_table = (6 * self.vocab * self.hidden) as f64;
         let of_weights: f64 = multiplied.map(|spec| f64::from(flops(spec)) * weights(spec)).sum();
         let attention = |block| {
             TokenCost { scores: block_cost(self, block, tokens_per_sample).scores, ..TokenCost::default() }.flops()
         };
-        of_weights + (0..self.layers).map(attention).sum::<usize>() as f64
+        // The head's table is multiplied with once more in each layer that predicts a further token.
+        let heads = flops_of_table * self.further_blocks().len() as f64;
+        of_weights + heads + (0..self.further_blocks().end).map(attention).sum::<usize>() as f64
     }
 
     /// The head's time as a multiple of a block's, in samples of so many tokens: of the mean block's, if some have a
-    /// window.
+    /// window. The head runs the layers that predict further tokens.
     pub fn head_in_blocks(&self, tokens_per_sample: usize) -> f64 {
-        let head = head_cost(self);
+        let (head, further) = (head_cost(self), further_cost(self, tokens_per_sample));
+        let heads = (1 + self.further_blocks().len()) as f64 * multiplying(head).max(moving(head));
+        let last = heads + multiplying(further) + moving(further);
         let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block, tokens_per_sample)).sum();
-        multiplying(head).max(moving(head)) * self.layers as f64 / (multiplying(blocks) + moving(blocks))
+        last * self.layers as f64 / (multiplying(blocks) + moving(blocks))
     }
 }
 
@@ -61,7 +67,7 @@ mod tests {
 
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{AttentionKind, FeedForward, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
+    use crate::model::{AttentionKind, FeedForward, FurtherTokens, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
     use crate::precision::Precision;
 
     const SEQ: usize = 1024;
@@ -162,6 +168,14 @@ mod tests {
         assert_eq!(shape.flops_per_token(SEQ), (6 * multiplied + attention) as f64);
         let untied = GptShape { tied: false, ..shape.clone() };
         assert_eq!(untied.flops_per_token(SEQ), shape.flops_per_token(SEQ), "a lookup costs nothing");
+        let further_tokens = Some(FurtherTokens { depths: 2, factor: 0.1 });
+        let further = GptShape { further_tokens, ..gpt2_350m() };
+        // A block with its biases and norms, three norms, the matrix that joins, and the head's table.
+        let layer = 12 * 1024 * 1024 + 13 * 1024 + 6 * 1024 + 2 * 1024 * 1024 + 50_257 * 1024;
+        let more = 2 * 6 * (layer + 1024 * 1024);
+        assert_eq!(further.flops_per_token(SEQ), shape.flops_per_token(SEQ) + more as f64);
+        let blocks = further.head_in_blocks(SEQ) - 3.0 * shape.head_in_blocks(SEQ);
+        assert!((2.2..2.6).contains(&blocks), "two blocks and their joining matrices: {blocks}");
         let lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![LoraTarget::AttentionOutput] };
         let adapted = GptShape { lora: Some(lora), ..gpt2_350m() };
         let adapters = 24 * 2 * (1024 + 1024);

@@ -17,6 +17,7 @@ use super::block::{Block, block_modules, block_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::{EmbeddingLayer, embedding_params};
 use super::feed_forward::{router_terms, selection_biases};
+use super::further::{further_params, further_terms};
 use super::head::{LanguageHead, head_params, head_terms};
 use super::layer::{Layer, LossHead};
 use super::loss_term::LossTerm;
@@ -46,7 +47,8 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
     let copies = tensor.ranks.mesh().sizes().key_head_copies;
     assert_eq!(copies, shape.key_head_copies(tensor.size()), "ranks that store copies of a key head");
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
-    let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
+    let shares_table = shape.table_is_shared();
+    let (specs, elsewhere) = of_stage(whole, &layers, shares_table);
     let (modules, rotary, loss_terms) = (layer_modules(&shape, &layers), rotary_tables(&shape), loss_terms(&shape));
     let (experts, max_seq_len) = (expert_blocks(&shape, &tensor.ranks), shape.max_seq_len);
     let (parallel, here, preference) = (tensor.clone(), layers.clone(), shape.preference);
@@ -60,6 +62,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         layers,
         ranks: tensor.ranks,
         modules,
+        shares_table,
         rotary,
         preference,
         loss_terms,
@@ -74,12 +77,18 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
 /// The terms of the loss of the whole model.
 fn loss_terms(shape: &GptShape) -> Vec<LossTerm> {
     let of_parts = shape.own_part.iter().flat_map(|own| own.terms());
-    head_terms(shape).into_iter().chain(shape.experts.iter().flat_map(router_terms)).chain(of_parts).collect()
+    let further = further_terms(shape).iter().copied();
+    head_terms(shape)
+        .into_iter()
+        .chain(further)
+        .chain(shape.experts.iter().flat_map(router_terms))
+        .chain(of_parts)
+        .collect()
 }
 
 /// See [`Architecture::experts`].
 fn expert_blocks(shape: &GptShape, ranks: &Ranks) -> Option<ExpertBlocks> {
-    let blocks = (0..shape.layers).filter(|&block| shape.block_experts(block).is_some()).collect();
+    let blocks = (0..shape.further_blocks().end).filter(|&block| shape.block_experts(block).is_some()).collect();
     shape.experts.as_ref().map(|of| ExpertBlocks {
         blocks,
         experts: of.count,
@@ -111,22 +120,24 @@ pub(crate) fn rotary_tables(shape: &GptShape) -> RotaryTables<RotaryTable> {
 /// The parameters of all layers, in the order data pass them.
 fn params(shape: &ShardedShape<'_>, stage: &StageLayers) -> Vec<ParamSpec> {
     let blocks = (0..shape.shape.layers).flat_map(|block| block_params(shape, block, stage.of_block(block)));
-    let all = embedding_params(shape).into_iter().chain(blocks).chain(head_params(shape, stage.total - 1));
+    let further = further_params(shape, stage.total - 1);
+    let all = embedding_params(shape).into_iter().chain(blocks).chain(further);
+    let all = all.chain(head_params(shape, stage.total - 1));
     shape.shape.precision.apply(all)
 }
 
-/// A stage's parameters, and the names of those that other stages have. A tied table is on the first stage, for the
-/// lookup of tokens, and again on the last, for the product of the head.
-fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, tied: bool) -> (Vec<ParamSpec>, Vec<String>) {
+/// A stage's parameters, and the names of those that other stages have. A table that is `shared` is on the first stage, and
+/// again on the last, for the product of a tied head or for layers that predict further tokens.
+fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, shared: bool) -> (Vec<ParamSpec>, Vec<String>) {
     if !layers.is_part() {
         return (all, Vec::new());
     }
     let table = all[0].clone();
     let (mut here, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|spec| layers.has(spec.layer));
     let mut elsewhere: Vec<String> = others.into_iter().map(|spec| spec.name).collect();
-    if tied && layers.has_first() {
+    if shared && layers.has_first() {
         here[0] = ParamSpec { sparse: true, tied: Some(TiedCopy::Primary), ..table };
-    } else if tied && layers.has_last() {
+    } else if shared && layers.has_last() {
         elsewhere.retain(|name| *name != table.name);
         here.push(ParamSpec { layer: layers.total - 1, tied: Some(TiedCopy::Replica), ..table });
     }
@@ -164,6 +175,7 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
         values: DType::I32,
         drops: shape.drops(),
         asks_padding: shape.experts.is_some(),
+        further_tokens: shape.further_blocks().len(),
         selection_biases: selection_biases(builder, layers),
     }
 }

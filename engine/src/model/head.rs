@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::ops::{
-    BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm,
+    Add, BiasGrad, Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Fill, Gemm,
     MismatchedRewards, Mse, PairLoss, Preference, SumInto, VocabPart, ZLoss,
 };
 use device::{DType, Tensor};
@@ -11,6 +11,7 @@ use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::TOKEN_TABLE;
+use super::further::FurtherLayer;
 use super::hidden::Hidden;
 use super::layer::LossHead;
 use super::loss_term::{LossTerm, OF_LABELLED, OF_PAIRS};
@@ -18,7 +19,7 @@ use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::norm_sums::NormSums;
 use super::own::{LossRows, OwnLoss};
 use super::saved::Saved;
-use super::shape::GptShape;
+use super::shape::{FurtherTokens, GptShape};
 use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
 use super::whole_samples::WholeSamples;
@@ -80,6 +81,9 @@ pub(crate) struct LanguageHead {
     mismatched: Option<MismatchedRewards>,
     /// A loss in place of cross-entropy.
     own: Option<Arc<dyn OwnLoss>>,
+    /// The layers that predict further tokens, and the factor of their gradients.
+    further: Vec<FurtherLayer>,
+    further_weight: f32,
     /// The bound of logits.
     pub(crate) soft_cap: Option<f32>,
     ranks: TensorParallel,
@@ -92,6 +96,8 @@ struct SavedHead {
     norm: SavedNorm,
     /// `(batch, seq, hidden)`; if ranks share the vocabulary, this rank's part of the sum.
     grad_normed: Tensor,
+    /// The gradient of this rank's normed rows that comes from layers that predict further tokens.
+    of_further: Option<Tensor>,
 }
 
 impl LanguageHead {
@@ -108,6 +114,8 @@ impl LanguageHead {
             preference: of.shape.preference.zip(step.losses.of_pairs()),
             mismatched: step.mismatched_rewards.map(|sum| MismatchedRewards { sum, control: step.control }),
             own: of.shape.own_loss.clone(),
+            further: FurtherLayer::build(builder),
+            further_weight: of.shape.further_tokens.map_or(0.0, FurtherTokens::weight),
             soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
             ranks: of.parallel.clone(),
             whole: WholeSamples::new(&of.parallel.ranks),
@@ -118,39 +126,22 @@ impl LanguageHead {
 
 impl LossHead for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Tensor, Saved)> {
-        let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        let normed = self.ranks.gather_rows(cx, "all_normed", normed)?;
+        let (_, normed_here, norm) = self.norm.forward(cx, input.x, input.delta)?;
+        let normed = self.ranks.gather_rows(cx, "all_normed", normed_here)?;
         let targets = input.loss_targets();
-        let (rows, hidden, dtype) = (targets.elements(), normed.shape.last(), normed.dtype);
+        let rows = targets.elements();
         let train = cx.mode().trains();
         let losses = cx.tensor("losses", [rows], DType::F32)?;
         let mut z_loss = None;
         if let Some((multiplier, sum)) = self.z_loss.filter(|_| train) {
             z_loss = Some((ZLoss { multiplier, losses: cx.tensor("z_losses", [rows], DType::F32)? }, sum));
         }
-        let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, dtype)?) } else { None };
-        let piece = rows / self.pieces;
+        let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, normed.dtype)?) } else { None };
         let pairs = self.pairs(cx, &input, rows)?;
-        let logits = cx.tensor("logits", [piece, self.table.weight.shape.rows()], dtype)?;
-        for first in (0..rows).step_by(piece) {
-            let part = |tensor: Tensor| tensor.view(first * hidden, [piece, hidden]);
-            cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
-            let rows = |tensor: Tensor| tensor.view(first, [piece]);
-            let z_loss = z_loss.map(|(z_loss, _)| ZLoss { losses: rows(z_loss.losses), ..z_loss });
-            let rows = Rows { logits, targets: rows(targets), losses: rows(losses), z_loss };
-            match &pairs {
-                None => self.losses(cx, rows, train.then_some(Gradient { weights: None }))?,
-                Some(pairs) => self.pair_losses(cx, rows, pairs.piece(first / piece, self.pieces))?,
-            }
-            if let Some(grad_normed) = grad_normed {
-                // The loss left the logits' gradient in their place.
-                if let Some(grad_table) = self.table.grad {
-                    let accumulate = adds_to_gradients(cx) || first > 0;
-                    cx.run(Gemm::wgrad(logits, part(normed), grad_table, accumulate))?;
-                }
-                cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
-            }
-        }
+        let z_losses = z_loss.map(|(z_loss, _)| z_loss);
+        let adds = adds_to_gradients(cx);
+        let gradient = grad_normed.map(|normed| GradientOfRows { normed, weights: None, adds });
+        self.in_pieces(cx, AllRows { normed, targets, losses, z_loss: z_losses, pairs, gradient })?;
         match &pairs {
             None => cx.run(SumInto { input: losses, total: self.loss_sum, accumulate: true })?,
             Some(OfPairs { results, sums, .. }) => {
@@ -164,18 +155,45 @@ impl LossHead for LanguageHead {
         if let Some((z_loss, total)) = z_loss {
             cx.run(SumInto { input: z_loss.losses, total, accumulate: true })?;
         }
-        let saved = grad_normed.map(|grad_normed| SavedHead { norm, grad_normed });
+        let of_further = self.further_losses(cx, input, normed_here)?;
+        let saved = grad_normed.map(|grad_normed| SavedHead { norm, grad_normed, of_further });
         Ok((pairs.map_or(losses, |pairs| pairs.results), Saved::new(saved)))
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor> {
         let Some(saved) = saved.get::<Option<SavedHead>>() else { unreachable!("a training step has a backward") };
         let grad_normed = self.ranks.reduce(cx, "grad_normed_here", saved.grad_normed)?;
+        if let Some(b) = saved.of_further {
+            cx.run(Add { a: grad_normed, b, output: grad_normed })?;
+        }
         let mut sums = NormSums::default();
         let grad = self.norm.backward(cx, &saved.norm, grad_normed, None, None, &mut sums)?;
         sums.add_up(cx)?;
         Ok(grad)
     }
+}
+
+/// All rows of a microbatch, and the tensors of their losses.
+struct AllRows {
+    /// `(rows, hidden)`: the values that the table is multiplied with.
+    normed: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    z_loss: Option<ZLoss>,
+    pairs: Option<OfPairs>,
+    /// In training.
+    gradient: Option<GradientOfRows>,
+}
+
+/// The gradient of all rows.
+#[derive(Clone, Copy)]
+struct GradientOfRows {
+    /// As the rows, written.
+    normed: Tensor,
+    /// `(rows)`, f32: factors of the rows' gradients.
+    weights: Option<Tensor>,
+    /// The table's gradient is added to.
+    adds: bool,
 }
 
 /// Rows of logits, and the tensors of their losses.
@@ -228,6 +246,63 @@ impl OfPairs {
 }
 
 impl LanguageHead {
+    /// The losses of all rows, one piece of them after the other, and in training the gradients of the rows and of the
+    /// table.
+    fn in_pieces(&self, cx: &mut StepContext<'_>, all: AllRows) -> Result<()> {
+        let AllRows { normed, targets, losses, z_loss, pairs, gradient } = all;
+        let (rows, hidden) = (targets.elements(), normed.shape.last());
+        let piece = rows / self.pieces;
+        let logits = cx.tensor("logits", [piece, self.table.weight.shape.rows()], normed.dtype)?;
+        for first in (0..rows).step_by(piece) {
+            let part = |tensor: Tensor| tensor.view(first * hidden, [piece, hidden]);
+            cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
+            let rows = |tensor: Tensor| tensor.view(first, [piece]);
+            let z_loss = z_loss.map(|z_loss| ZLoss { losses: rows(z_loss.losses), ..z_loss });
+            let weights = gradient.map(|of| Gradient { weights: of.weights.map(rows) });
+            let rows = Rows { logits, targets: rows(targets), losses: rows(losses), z_loss };
+            match &pairs {
+                None => self.losses(cx, rows, weights)?,
+                Some(pairs) => self.pair_losses(cx, rows, pairs.piece(first / piece, self.pieces))?,
+            }
+            if let Some(gradient) = gradient {
+                // The loss left the logits' gradient in their place.
+                if let Some(grad_table) = self.table.grad {
+                    cx.run(Gemm::wgrad(logits, part(normed), grad_table, gradient.adds || first > 0))?;
+                }
+                cx.run(Gemm::dgrad(logits, self.table.weight, part(gradient.normed), Epilogue::None))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forward and backward of the layers that predict further tokens, in training. Returns the gradient of this rank's
+    /// rows of the normed stream.
+    fn further_losses(&self, cx: &mut StepContext<'_>, input: Hidden, normed: Tensor) -> Result<Option<Tensor>> {
+        let Some(further) = input.further else { return Ok(None) };
+        let of_batch = input.loss_targets().shape;
+        let weights = cx.tensor("weights_of_further", [of_batch.elements()], DType::F32)?;
+        cx.run(Fill { output: weights, value: self.further_weight })?;
+        let (mut before, mut all) = (normed, Vec::new());
+        for (depth, layer) in self.further.iter().enumerate() {
+            let [tokens, targets] = [0, 1].map(|part| further.view((2 * depth + part) * of_batch.elements(), of_batch));
+            let (after, saved) = layer.forward(cx, before, tokens, input)?;
+            let normed = self.ranks.gather_rows(cx, "all_normed", after)?;
+            let losses = cx.tensor("further_losses", [of_batch.elements()], DType::F32)?;
+            let grad = cx.tensor("grad_normed", normed.shape, normed.dtype)?;
+            let gradient = Some(GradientOfRows { normed: grad, weights: Some(weights), adds: true });
+            self.in_pieces(cx, AllRows { normed, targets, losses, z_loss: None, pairs: None, gradient })?;
+            cx.run(SumInto { input: losses, total: layer.loss_sum, accumulate: true })?;
+            all.push((layer, saved, self.ranks.reduce(cx, "grad_normed_here", grad)?));
+            before = after;
+        }
+        let mut grad = all.last().map(|(.., grad)| *grad);
+        while let Some((layer, saved, _)) = all.pop() {
+            let residual = all.last().map(|(.., grad)| *grad);
+            grad = grad.map(|grad| layer.backward(cx, &saved, grad, residual)).transpose()?;
+        }
+        Ok(grad)
+    }
+
     /// The microbatch's pairs with tensors for their results; `None` if samples have no pairs.
     fn pairs(&self, cx: &mut StepContext<'_>, input: &Hidden, rows: usize) -> Result<Option<OfPairs>> {
         let (Some((preference, sums)), Some(pairs)) = (self.preference, input.pairs) else { return Ok(None) };

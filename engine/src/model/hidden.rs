@@ -37,6 +37,9 @@ pub struct Hidden {
     pub pairs: Option<Tensor>,
     /// The results of these pairs under the reference model, if the step computed them.
     pub references: Option<Tensor>,
+    /// `(depths, 2, batch, seq)`, i32: by depth, tokens beyond the next one as inputs and as targets, in training; only the
+    /// chunk with the head has them.
+    pub further: Option<Tensor>,
     /// The microbatch's samples.
     pub samples: Samples,
 }
@@ -79,6 +82,7 @@ impl TensorTree for Hidden {
             targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
             pairs: self.pairs.map(|pairs| f("pairs", pairs)).transpose()?,
             references: self.references.map(|references| f("references", references)).transpose()?,
+            further: self.further.map(|further| f("further", further)).transpose()?,
             samples: self.samples.map(f)?,
         })
     }

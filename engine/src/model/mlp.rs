@@ -70,6 +70,7 @@ pub fn mlp(shape: MlpShape, ranks: Rc<Ranks>) -> Architecture {
         preference: None,
         loss_terms: vec![LossTerm::OF_TARGETS],
         experts: None,
+        shares_table: false,
         gradients_outlive_layers: true,
         sample: SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
         max_seq_len: 1,
@@ -104,6 +105,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
         values: shape.precision.activations(),
         drops: shape.dropouts.iter().any(|rate| *rate > 0.0),
         asks_padding: false,
+        further_tokens: 0,
         selection_biases: Vec::new(),
     }
 }

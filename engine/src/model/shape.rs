@@ -1,5 +1,6 @@
 //! The sizes and choices of a decoder-only transformer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use device::ops::{LatentHead, Mask, NormKind, Preference, Scores};
@@ -101,6 +102,25 @@ pub struct Windows {
     pub pattern: Vec<bool>,
 }
 
+/// The layers of a model that predict tokens beyond the next one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FurtherTokens {
+    /// Their number, from 1 to [`FurtherTokens::MOST`]: the first predicts the token after the next.
+    pub depths: usize,
+    /// Training minimises this times the mean of their losses; f32 in kernels.
+    pub factor: f64,
+}
+
+impl FurtherTokens {
+    /// No model has more such layers.
+    pub const MOST: usize = 4;
+
+    /// The factor of the gradient of each layer's loss.
+    pub(crate) fn weight(self) -> f32 {
+        (self.factor / self.depths as f64) as f32
+    }
+}
+
 /// The sizes and choices of a decoder-only transformer.
 #[derive(Clone, Debug)]
 pub struct GptShape {
@@ -172,6 +192,8 @@ pub struct GptShape {
     pub loss_pieces: usize,
     /// The z-loss is this times the square of each row's logsumexp; f32 in kernels. 0: there is no z-loss.
     pub z_loss_multiplier: f64,
+    /// Training also predicts tokens beyond the next one. Goes without learned positions, `preference`, `own_loss` and `lora`.
+    pub further_tokens: Option<FurtherTokens>,
     /// The loss of pairs of answers: training learns to prefer one of the two. A sample then has
     /// [pairs](super::SampleRow::pairs), and a piece of the loss has whole samples. `None`: the loss is of targets.
     pub preference: Option<Preference>,
@@ -227,6 +249,7 @@ impl Default for GptShape {
             mlp_tiles: 1,
             loss_pieces: 1,
             z_loss_multiplier: 0.0,
+            further_tokens: None,
             preference: None,
             seed: 0,
             precision: Precision::F32,
@@ -245,6 +268,11 @@ impl GptShape {
         (tensor_ranks / self.kv_heads.max(1)).max(1)
     }
 
+    /// Whether the last layer reads the embedding's table too.
+    pub fn table_is_shared(&self) -> bool {
+        self.tied || self.further_tokens.is_some()
+    }
+
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads)
@@ -254,14 +282,25 @@ impl GptShape {
     pub fn mask(&self, block: usize) -> Mask {
         let windows = self.windows.as_ref().filter(|windows| {
             let pattern = &windows.pattern;
-            pattern.is_empty() || pattern[block % pattern.len()]
+            pattern.is_empty() || pattern[self.of_model(block) % pattern.len()]
         });
         Mask { window: windows.map(|windows| windows.tokens) }
     }
 
     /// The experts of a block; `None` if its feed-forward layer is dense.
     pub fn block_experts(&self, block: usize) -> Option<&Experts> {
+        let block = self.of_model(block);
         self.experts.as_ref().filter(|Experts { pattern, .. }| pattern.is_empty() || pattern[block % pattern.len()])
+    }
+
+    /// The numbers of the blocks that predict [further tokens](GptShape::further_tokens): they come after the model's own.
+    pub fn further_blocks(&self) -> Range<usize> {
+        self.layers..self.layers + self.further_tokens.map_or(0, |further| further.depths)
+    }
+
+    /// The block of the model that a block is alike: itself, or the last one if it predicts further tokens.
+    fn of_model(&self, block: usize) -> usize {
+        block.min(self.layers.saturating_sub(1))
     }
 
     /// Whether training drops any values.
@@ -300,7 +339,7 @@ impl GptShape {
 
     /// How the linear layers of a block multiply in 8 bits; `None` if they do not.
     pub(crate) fn block_fp8(&self, block: usize) -> Option<Fp8> {
-        self.fp8.filter(|fp8| fp8.covers(block, self.layers))
+        self.fp8.filter(|fp8| fp8.covers(self.of_model(block), self.layers))
     }
 
     /// First values of matrices.

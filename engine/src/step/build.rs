@@ -268,14 +268,14 @@ fn step_shape(
 
 /// The layers whose gradients and weights ranks may divide: blocks, and with them embedding and head if these take less
 /// memory divided. The buffer in which the two take turns is as large as the larger one, and a rank keeps its parts of
-/// both. So an end alone on its stage stays whole, and a tied table, which both ends use.
+/// both. So an end alone on its stage stays whole, and so do both if they use one table.
 fn divided_layers(architecture: &Architecture, rest: Axes) -> Range<usize> {
     let (layers, ranks) = (&architecture.layers, &architecture.ranks);
     let of_layer = |layer: usize| architecture.specs.iter().filter(move |spec| spec.layer == layer);
     let elements = |layer: usize| of_layer(layer).map(|spec| spec.shape.elements()).sum::<usize>();
     let [first, last] = [0, layers.total - 1].map(elements);
     let parts = of_layer(0).map(|spec| ranks.place(spec.spread.sums(ranks) & rest).count).max().unwrap_or(1);
-    let takes_less = layers.total > 2 && first.min(last) * parts > first + last;
+    let takes_less = !architecture.shares_table && layers.total > 2 && first.min(last) * parts > first + last;
     if takes_less { 0..layers.total } else { layers.between_ends() }
 }
 

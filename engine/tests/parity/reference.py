@@ -20,12 +20,13 @@ CASE.json, all keys of its kind required, none others accepted:
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
     "lora", of all but mlp, may be left out: {scale, rank, layers {name: of each adapter [first row, end, first row of A, of B]}};
          only adapters are trained then
+    "further", of "gpt", may be left out: {depths, factor}: layers that predict tokens beyond the next one
     "own", of all optimizers, may be left out: {parameter: [what its lr is multiplied by, its weight decay or null]}
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
-OUT  loss, z_loss, balance_loss, router_z_loss and grad_norm (steps,) f64, the loss alone and the norm before clipping; grad.{name} of step 0 before
+OUT  loss, z_loss, balance_loss, router_z_loss, mtp_1_loss, mtp_2_loss and grad_norm (steps,) f64, the loss alone and the norm before clipping; grad.{name} of step 0 before
      clipping; final.{name}; but for mlp the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
@@ -41,6 +42,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+TERMS = ("z_loss", "balance_loss", "router_z_loss", "mtp_1_loss", "mtp_2_loss")
 RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
 SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
          "rope_scaling", "config"}
@@ -80,7 +82,7 @@ def check_case(case):
         kind = (table or {}).get("kind")
         if kind not in keys_of_kind:
             raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own", "experts")}, keys_of_kind[kind])
+        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own", "experts", "further")}, keys_of_kind[kind])
     if "experts" in case:
         require_keys("experts", case["experts"], EXPERT_KEYS)
     if len(case["optimizer"]["lr"]) != case["steps"]:
@@ -108,8 +110,12 @@ def weight_shapes(case):
     shapes |= {"wte.weight": (case["vocab"], hidden)}
     if case.get("position") == "learned":
         shapes |= {"wpe.weight": (case["seq"], hidden)}
-    for i in range(case["layers"]):
+    for i in range(case["layers"] + depths(case)):
         h = f"h.{i}"
+        if i >= case["layers"]:
+            shapes |= {f"{h}.mtp.eh_proj.weight": (hidden, 2 * hidden)}
+            for name in ("enorm", "hnorm", "norm"):
+                shapes |= norm(f"{h}.mtp.{name}")
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
         for name in (*before, *after):
             shapes |= norm(f"{h}.{name}")
@@ -152,6 +158,10 @@ def weight_shapes(case):
         shapes |= {f"{name}.lora_A": (rank * len(rows), n_in)}
         shapes |= {f"{name}.lora_B": (sum(end - start for start, end, *_ in rows), rank)}
     return shapes
+
+
+def depths(case):
+    return case["further"]["depths"] if "further" in case else 0
 
 
 def has_experts(case, block):
@@ -283,8 +293,14 @@ def router_losses(case, all_logits, batch, loads):
     return balance, z_loss
 
 
+def shifted(values, by, fill):
+    """values (batch, seq) so many places further on; `fill` beyond the end."""
+    return torch.cat([values[:, by:], torch.full_like(values[:, :by], fill)], dim=1)
+
+
 def gpt_logits(case, w, tokens):
-    """tokens (batch, seq) -> logits (batch, seq, vocab), padding left out, and those of each router."""
+    """tokens (batch, seq) -> logits (batch, seq, vocab), padding left out, those of each router, and a list of those of
+    each layer that predicts a further token."""
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
@@ -297,8 +313,16 @@ def gpt_logits(case, w, tokens):
     x, routers = w["wte.weight"][: case["vocab"]][tokens], []
     if case["position"] == "learned":
         x = x + w["wpe.weight"][: tokens.shape[1]]
-    for i in range(case["layers"]):
+    head = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
+    for i in range(case["layers"] + depths(case)):
         h = f"h.{i}"
+        if i == case["layers"]:
+            x = norm(x, "ln_f")
+            logits_of_all = [x @ head.T]
+        if i >= case["layers"]:
+            further = w["wte.weight"][: case["vocab"]][shifted(tokens, i - case["layers"] + 1, 0)]
+            joined = torch.cat([norm(further, f"{h}.mtp.enorm"), norm(x, f"{h}.mtp.hnorm")], dim=-1)
+            x = linear(joined, f"{h}.mtp.eh_proj")
         mixed = attention(case, linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn"))
         x = x + linear(mixed, f"{h}.attn.c_proj")
         normed = norm(x, f"{h}.ln_2")
@@ -307,8 +331,12 @@ def gpt_logits(case, w, tokens):
             x, routers = x + added, [*routers, logits]
         else:
             x = x + linear(activation(linear(normed, f"{h}.mlp.c_fc")), f"{h}.mlp.c_proj")
-    head = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
-    return norm(x, "ln_f") @ head.T, routers
+        if i >= case["layers"]:
+            x = norm(x, f"{h}.mtp.norm")
+            logits_of_all.append(x @ head.T)
+    if not depths(case):
+        logits_of_all = [norm(x, "ln_f") @ head.T]
+    return logits_of_all[0], routers, logits_of_all[1:]
 
 
 def family_experts(case):
@@ -430,7 +458,7 @@ def language_model(case, w, dtype):
     def logits(tokens):
         named = family_weights(case, adapted(case, w))
         out = torch.func.functional_call(model, named, kwargs={"input_ids": tokens}, tie_weights=False)
-        return out.logits, (getattr(out, "router_logits", None) or []) if "experts" in case else []
+        return out.logits, (getattr(out, "router_logits", None) or []) if "experts" in case else [], []
 
     return logits
 
@@ -444,16 +472,19 @@ def mlp_outputs(case, w, inputs):
 
 
 def summed_loss(case, w, model, tensors, batch, dtype, loads):
-    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; the model's output)."""
+    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; those of further tokens; the model's output)."""
     targets = tensors[f"{batch}.targets"]
     if case["kind"] == "mlp":
         outputs = mlp_outputs(case, w, tensors[f"{batch}.inputs"].to(dtype))
-        return (outputs - targets.to(dtype)).square().sum(), 0.0, (0.0, 0.0), outputs
-    logits, routers = model(tensors[f"{batch}.tokens"].long())
+        return (outputs - targets.to(dtype)).square().sum(), 0.0, (0.0, 0.0), [], outputs
+    logits, routers, further = model(tensors[f"{batch}.tokens"].long())
     target_logits = logits.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
     log_sums = logits.logsumexp(-1)
     z_loss = case.get("z_loss", 0.0) * log_sums.square().sum()
-    return (log_sums - target_logits).sum(), z_loss, router_losses(case, routers, len(targets), loads), logits
+    # A token beyond the end of a sample has no loss.
+    of_further = [torch.nn.functional.cross_entropy(more.flatten(0, 1), shifted(targets.long(), depth + 1, -1).flatten(), ignore_index=-1, reduction="sum")
+                  for depth, more in enumerate(further)]
+    return (log_sums - target_logits).sum(), z_loss, router_losses(case, routers, len(targets), loads), of_further, logits
 
 
 def orthogonal(g, ns_steps):
@@ -525,17 +556,20 @@ def train(case, tensors, dtype=torch.float32):
     trained = {name: p for name, p in w.items() if p.requires_grad}
     optimizer = make_optimizer(case, case["optimizer"], trained)
     clip = case["optimizer"]["clip"] or math.inf
-    out, losses, norms, added = {}, [], [], {"z_loss": [], "balance_loss": [], "router_z_loss": []}
+    out, losses, norms, added = {}, [], [], {name: [] for name in TERMS}
     for step, lr in enumerate(case["optimizer"]["lr"]):
         optimizer.zero_grad()
         batches = [f"batch.{step}.{m}" for m in range(case["microbatches"])]
-        loss, terms, loads = 0.0, [0.0] * 3, {}
+        loss, terms, loads = 0.0, [0.0] * len(TERMS), {}
         total = sum(tensors[f"{batch}.targets"].numel() for batch in batches)
         for batch in batches:
-            part, z_part, of_routers, outputs = summed_loss(case, w, model, tensors, batch, dtype, loads)
+            part, z_part, of_routers, of_further, outputs = summed_loss(case, w, model, tensors, batch, dtype, loads)
             means = [z_part / total, *(part / case["microbatches"] for part in of_routers)]
-            (part / total + sum(means)).backward()
+            further = [more / total for more in of_further]
+            factor = case["further"]["factor"] / depths(case) if further else 0
+            (part / total + sum(means) + factor * sum(further)).backward()
             loss += part.item() / total
+            means += further + [0.0] * (2 - len(further))
             terms = [term + float(mean) for term, mean in zip(terms, means, strict=True)]
             if case["kind"] != "mlp" and batch == "batch.0.0":
                 out["logits"] = outputs.detach()

@@ -36,7 +36,7 @@ pub const FOUR: Experts = Experts {
 /// Experts as the reference must know them.
 pub fn case(experts: &Experts, shape: &GptShape) -> serde_json::Value {
     let Experts { count, per_token, ffn, shared_ffn, router, balance, z_loss_multiplier, capacity, .. } = experts;
-    let blocks: Vec<bool> = (0..shape.layers).map(|block| shape.block_experts(block).is_some()).collect();
+    let blocks: Vec<bool> = (0..shape.further_blocks().end).map(|block| shape.block_experts(block).is_some()).collect();
     let is_softmax = router.score == Score::Softmax;
     serde_json::json!({
         "count": count, "per_token": per_token, "ffn": ffn, "shared_ffn": shared_ffn,

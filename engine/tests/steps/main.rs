@@ -28,6 +28,7 @@ mod fp8_gradients;
 mod fp8_parity;
 mod fp8_ranks;
 mod frozen;
+mod further;
 mod grad_reduce;
 mod graph_modules;
 mod hooks;

@@ -9,14 +9,15 @@ use device::ops::{NormKind, Rule};
 use device::{DType, Device, HostValues, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::{
-    AttentionKind, FeedForward, GptShape, Latent, Lora, LoraTarget, Position, Scaling, gpt, is_adapter,
+    AttentionKind, BalanceGroup, FeedForward, FurtherTokens, GptShape, Latent, Lora, LoraTarget, Position, Scaling,
+    gpt, is_adapter,
 };
 use engine::optimizer::{Muon, ParamGroup};
 use engine::params::Param;
 use engine::precision::Precision;
 
 use crate::exchange::{Arrays, reference, relative_l2};
-use crate::experts::{tiny_deepseek, tiny_qwen3_moe};
+use crate::experts::{tiny_deepseek, tiny_qwen3_moe, tiny_shared};
 use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
     Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gemma2, tiny_gemma3, tiny_gpt, tiny_llama, tiny_mistral,
@@ -127,7 +128,9 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     for (step, (ours, theirs)) in losses.iter().zip(&theirs["loss"]).enumerate() {
         assert!((ours / theirs - 1.0).abs() < within.loss, "loss of step {step}: {ours} here, {theirs} in PyTorch");
     }
-    let terms = ["z_loss", "balance_loss", "router_z_loss"].into_iter().filter(|term| theirs[*term][0] != 0.0);
+    let terms = ["z_loss", "balance_loss", "router_z_loss", "mtp_1_loss", "mtp_2_loss"]
+        .into_iter()
+        .filter(|term| theirs[*term][0] != 0.0);
     assert_eq!(terms.clone().collect::<BTreeSet<_>>(), added[0].keys().copied().collect());
     for term in terms {
         for (step, (ours, theirs)) in added.iter().map(|added| added[term]).zip(&theirs[term]).enumerate() {
@@ -243,6 +246,9 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     if let Some(lora) = &shape.lora {
         case["lora"] = adapters(lora, shape);
     }
+    if let Some(FurtherTokens { depths, factor }) = shape.further_tokens {
+        case["further"] = serde_json::json!({ "depths": depths, "factor": factor });
+    }
     if let Some(experts) = &shape.experts {
         case["experts"] = crate::experts::case(experts, shape);
     }
@@ -290,6 +296,14 @@ fn gpt_with_a_z_loss_agrees_with_pytorch() {
     // So large that without its gradient norms and weights would be others.
     let shape = GptShape { z_loss_multiplier: 0.05, ..tiny_gpt(0.0, Precision::F32) };
     transformer("gpt-z-loss", "gpt", &F32, shape);
+}
+
+#[test]
+fn layers_that_predict_further_tokens_agree_with_pytorch() {
+    // So large that without their gradients norms and weights would be others. The blocks have experts, whose routers have losses.
+    let further_tokens = Some(FurtherTokens { depths: 2, factor: 3.0 });
+    let shape = GptShape { further_tokens, loss_pieces: 2, ..tiny_shared(0.0, BalanceGroup::Microbatch) };
+    transformer("gpt-further", "gpt", &F32, shape);
 }
 
 #[test]

@@ -37,7 +37,7 @@ const FEATURES: &[&[&str]] = &[
          train.balance_loss_over=sequence train.balance_loss_multiplier=0.01",
         "model.preset=olmo2-1b",
         "model.preset=moonlight-16b-a3b model.experts=4 model.experts_per_token=2 model.expert_groups=2 \
-         model.query_latent=6",
+         model.query_latent=6 model.mtp_layers=1",
         "model.preset=gpt-oss-20b model.experts=4 model.experts_per_token=2 model.sliding_window=4",
         "model.preset=gemma2-2b model.sliding_window=4 model.window_pattern=[1,0]",
         "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]",
@@ -191,6 +191,7 @@ fn all_pairs_meet_but_those_that_a_rule_excludes() {
         ["parallel.pipeline_schedule=zero_bubble", "cuda_graph.overlap_microbatches=true"],
         ["model.expert_capacity_factor=0.75", "data.seq_length_buckets=[64,128]"],
         ["data.dpo=true", "train.z_loss_multiplier=0.01"],
+        ["data.dpo=true", "model.mtp_layers=1"],
         ["parallel.context=", "model.attention_dropout=0.1"],
         ["parallel.pipeline_schedule=zero_bubble", "parallel.data_parallel_sharding="],
         ["cuda_graph.overlap_microbatches=true", "parallel.data_parallel_sharding="],

@@ -154,6 +154,48 @@ fn layers_that_predict_further_tokens_are_left_out_with_a_word() {
     assert_eq!(config.get("num_nextn_predict_layers"), None);
 }
 
+/// Such a layer that is asked for is read, and written with copies of the tables that it shares.
+#[test]
+fn layers_that_predict_further_tokens_are_read_and_written_if_they_are_asked_for() {
+    let folder = Folder::new("experts-asked");
+    make(&folder.0, SMALL[3], DataType::F32);
+    let (theirs, back) = (folder.path("theirs"), folder.path("back"));
+    let mut tensors = read(&theirs);
+    let inner = |name: &String| Some(format!("model.layers.2.{}", name.strip_prefix("model.layers.1.")?));
+    let block: Vec<_> = tensors.iter().filter_map(|(name, tensor)| Some((inner(name)?, tensor.clone()))).collect();
+    let hidden = tensors["model.norm.weight"].0[0];
+    // A weight of 0 would show the step.
+    let join = (1..=2 * hidden * hidden).flat_map(|at| (at as f32 * 1e-3).to_le_bytes()).collect();
+    let join = ("model.layers.2.eh_proj.weight".to_string(), (vec![hidden, 2 * hidden], join));
+    let copies = [
+        ("enorm.weight", "model.norm.weight"),
+        ("hnorm.weight", "model.norm.weight"),
+        ("shared_head.norm.weight", "model.norm.weight"),
+        ("embed_tokens.weight", "model.embed_tokens.weight"),
+        ("shared_head.head.weight", "lm_head.weight"),
+    ];
+    let copies = copies.map(|(copy, of)| (format!("model.layers.2.{copy}"), tensors[of].clone()));
+    tensors.extend(block.into_iter().chain(copies).chain([join]));
+    write(&theirs.join("model.safetensors"), &tensors);
+    let config = theirs.join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    json["num_nextn_predict_layers"] = json!(1);
+    std::fs::write(&config, json.to_string()).unwrap();
+    let flags = format!(
+        "--init-from {} --layers 2 --heads 4 --hidden-dropout 0 --attention-dropout 0 --compute f32 --save-interval 1 \
+         --eval-interval 0 --lr 1e-30 --min-lr 1e-30 --router-bias-update-rate 0 --steps 1 --mtp-num-layers 1",
+        theirs.display()
+    );
+    expect(&run(1, &folder.0, &flags), 0, &["1 layer for further tokens", "mtp-1-loss "]);
+    convert(&checkpoint(&folder.0, 1), &back, Direction::ToHuggingFace(DataType::F32)).unwrap();
+    let written = read(&back);
+    let names = |of: &dyn Fn(&str) -> bool| tensors.keys().filter(|name| of(name)).cloned().collect::<Vec<_>>();
+    assert_eq!(names(&|name| written.get(name) != Some(&tensors[name])), [""; 0], "other tensors");
+    assert_eq!(written.len(), tensors.len());
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(back.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["num_nextn_predict_layers"], json!(1));
+}
+
 /// Ranks that share experts, that divide them in a pipeline, and that divide whole ones among those that share layers.
 const LAYOUTS: [&str; 3] = [
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",

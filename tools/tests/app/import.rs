@@ -206,9 +206,9 @@ fn values_of_a_megatron_script_are_those_of_the_run() {
     let (table, _) = page("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", 2);
     assert_values(&table, "[parallel]\npipeline = 2\nvirtual_pipeline = 2\n");
     // Flags of Megatron that nothing takes the place of are named with the reason; those without effect come last.
-    let (_, said) = page("--log-straggler --mtp-num-layers 1 --init-model-with-meta-device", 1);
+    let (_, said) = page("--log-straggler --mtp-use-repeated-layer --init-model-with-meta-device", 1);
     let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("# --")).collect();
-    let named = ["--mtp-num-layers: ", "--init-model-with-meta-device: ", "--log-straggler has no effect"];
+    let named = ["--mtp-use-repeated-layer: ", "--init-model-with-meta-device: ", "--log-straggler has no effect"];
     assert!(named.iter().all(|part| lines.iter().any(|line| line.contains(part))), "{said}");
     assert!(lines[lines.len() - 1..].iter().all(|line| line.contains("has no effect")), "{said}");
 }

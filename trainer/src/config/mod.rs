@@ -19,6 +19,7 @@ mod experts_plan;
 mod fp8_plan;
 pub mod freeze_plan;
 mod frozen_weights;
+mod further_plan;
 pub mod graph_plan;
 pub mod learning_rate;
 pub mod lora_plan;

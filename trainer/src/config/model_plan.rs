@@ -13,6 +13,7 @@ use crate::config::checks::{at_most, fits_f32, holdable, require, within};
 use crate::config::dpo_plan::preference;
 use crate::config::experts_plan::experts_plan;
 use crate::config::fp8_plan::{AttentionSizes, fp8_plan};
+use crate::config::further_plan::further_tokens;
 use crate::config::lora_plan::lora_plan;
 use crate::config::loss_pieces::loss_pieces;
 use crate::config::mlp_tiles::check_mlp_tiles;
@@ -187,6 +188,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
     mistakes.keep(check_gpt_sizes(config, ffn, head_dim))?;
     let loss_pieces = mistakes.keep(loss_pieces(config));
     let preference = preference(config, mistakes);
+    let further_tokens = further_tokens(config, mistakes);
     let experts = mistakes.keep(experts_plan(config, ffn));
     let kind = attention?;
     let fp8 = mistakes.keep(fp8_plan(config, ffn, &AttentionSizes { kind, kv_heads, head_dim }));
@@ -233,6 +235,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
         attention_dropout: model.attention_dropout,
         loss_pieces: loss_pieces?,
         z_loss_multiplier: config.train.z_loss_multiplier,
+        further_tokens,
         preference,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         mlp_tiles: config.recompute.mlp_tiles,

@@ -27,6 +27,7 @@ pub(super) fn with_own(config: &RunConfig, shape: GptShape) -> Result<GptShape, 
         let rule = "a loss of the program's takes the place of cross-entropy over the whole vocabulary";
         for (excludes, other) in [
             (shape.preference.is_some(), "data.dpo or data.kto".to_string()),
+            (shape.further_tokens.is_some(), "model.mtp_layers".into()),
             (shape.z_loss_multiplier != 0.0, "train.z_loss_multiplier".into()),
             (shape.logit_soft_cap.is_some(), "model.logit_soft_cap".into()),
             (config.parallel.tensor > 1, format!("parallel.tensor = {}", config.parallel.tensor)),

@@ -192,12 +192,12 @@ impl ParallelPlan {
         microbatch_counts: &[usize],
     ) -> Result<ParallelPlan, UserError> {
         let parallel = &config.parallel;
-        let (mut blocks, mut tied, mut context_transfers) = (Vec::new(), false, ContextTransfers::Keys);
+        let (mut blocks, mut shares_table, mut context_transfers) = (Vec::new(), false, ContextTransfers::Keys);
         if let ModelPlan::Gpt(shape) = model {
             rank_layout::check_shape(config, shape)?;
             blocks = rank_layout::blocks(config, shape)?;
             mesh = rank_layout::with_key_heads(mesh, shape)?;
-            tied = shape.tied;
+            shares_table = shape.table_is_shared();
             context_transfers = context_plan::transfers(config, shape)?;
         }
         rank_layout::check_schedule(config)?;
@@ -217,7 +217,7 @@ impl ParallelPlan {
             }),
             layers_on_host: config.offload.activation_layers,
             state_on_host: StateOnHost::of(config)?,
-            shares_table: mesh.size(Axis::Pipeline) > 1 && tied,
+            shares_table: mesh.size(Axis::Pipeline) > 1 && shares_table,
             sequence_parallel: parallel.sequence_parallel,
             context_transfers,
             sharding: checked_sharding(config)?,

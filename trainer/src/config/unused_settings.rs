@@ -111,6 +111,7 @@ const RULES: &[(&[&str], When, &str)] = &[
      "without precision.compute = \"bf16\" weights are their own masters"),
     (&["optimizer.skip_step_interval"], Off("optimizer.skip_step_sigma_factor"), "no step is skipped"),
     (&["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"], Unread, "it is for optimizer.kind = \"muon\""),
+    (&["train.mtp_loss_factor"], Off("model.mtp_layers"), "the model predicts the next token alone"),
     (&["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
        "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance", "recompute.mlp_tiles"], IS_MLP,
      "it is for model.kind = \"gpt\""),

@@ -16,6 +16,10 @@ const LARGEST_SIZE: i64 = 1 << 30;
 /// Layers that predict tokens after the next one, behind the layers of a model.
 pub const FURTHER_TOKENS: &str = "num_nextn_predict_layers";
 
+/// The tables that such a layer shares with the model, by our name, and the name of its copy in the layer's files.
+pub const COPIED_TABLES: [(&str, &str); 2] =
+    [("wte.weight", "embed_tokens.weight"), ("lm_head.weight", "shared_head.head.weight")];
+
 /// A `config.json`, and its path for errors.
 pub struct ConfigJson<'c> {
     config: &'c Json,

@@ -134,7 +134,7 @@ const FILES_V2: HuggingFace = HuggingFace {
             },
         },
     ],
-    tensors: TENSORS,
+    tensors: TensorNames { has_further_tokens: false, ..TENSORS },
 };
 
 /// Of families whose routers have sigmoids and biases.
@@ -370,12 +370,16 @@ fn config_json(shape: &GptShape) -> Json {
     config
 }
 
-const TENSORS: TensorNames = TensorNames { of: tensors, is_leftover, ..expert_files::TENSORS };
+const TENSORS: TensorNames =
+    TensorNames { of: tensors, has_further_tokens: true, is_leftover, ..expert_files::TENSORS };
 
-/// Heads that predict further tokens lie behind the last layer.
+/// Layers that predict further tokens lie behind the last one. Each has copies of the tables that it shares with the model.
 fn is_leftover(tensor: &str, layers: usize) -> bool {
     let layer = tensor.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    let is_behind = |(layer, _): (&str, &str)| layer.parse().is_ok_and(|layer: usize| layer >= layers);
+    let is_behind = |(layer, inner): (&str, &str)| {
+        let is_copy = super::COPIED_TABLES.iter().any(|(_, copy)| inner == *copy);
+        is_copy || layer.parse().is_ok_and(|layer: usize| layer >= layers)
+    };
     layer.is_some_and(is_behind) || llama_files::is_leftover(tensor, layers)
 }
 
@@ -398,6 +402,10 @@ fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
             let rows = |of: &str| FileTensor::rows(name(&format!("mlp.shared_experts.{of}_proj.weight")), width);
             return vec![rows("gate"), rows("up")];
         }
+        "mtp.enorm.weight" => "enorm.weight",
+        "mtp.hnorm.weight" => "hnorm.weight",
+        "mtp.eh_proj.weight" => "eh_proj.weight",
+        "mtp.norm.weight" => "shared_head.norm.weight",
         "attn.q_b.weight" => "self_attn.q_b_proj.weight",
         "attn.q_b_norm.weight" => "self_attn.q_a_layernorm.weight",
         "attn.kv_b.weight" => "self_attn.kv_b_proj.weight",

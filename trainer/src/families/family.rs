@@ -95,6 +95,8 @@ pub struct TensorNames {
     /// Another tensor that may have a whole parameter, in place of those of `of`. Its first axis may be split in two.
     /// Experts in the memory of `transformers` 5 are such tensors.
     pub fused: fn(&str) -> Option<String>,
+    /// Whether the files have a place for layers that predict further tokens, behind the others.
+    pub has_further_tokens: bool,
     /// Whether a tensor of a model with that many layers is no parameter, such as a mask that older versions of
     /// `transformers` saved, or one of heads that predict further tokens.
     pub is_leftover: fn(&str, usize) -> bool,

@@ -70,6 +70,7 @@ const FILES: HuggingFace = HuggingFace {
         },
         of: tensors,
         fused: |_| None,
+        has_further_tokens: false,
         is_leftover,
     },
 };

@@ -94,8 +94,14 @@ pub(super) fn size_keys(shape: &GptShape) -> Json {
 }
 
 /// How the files of all these families hold parameters.
-pub(super) const TENSORS: TensorNames =
-    TensorNames { prefix: "model.", layout: |_, _, _| FileLayout::Ours, of: tensors, fused: |_| None, is_leftover };
+pub(super) const TENSORS: TensorNames = TensorNames {
+    prefix: "model.",
+    layout: |_, _, _| FileLayout::Ours,
+    of: tensors,
+    fused: |_| None,
+    has_further_tokens: false,
+    is_leftover,
+};
 
 /// How files hold the parameters of blocks with norms after attention and feed-forward.
 pub(super) const TENSORS_WITH_NORMS_AFTER: TensorNames = TensorNames { of: tensors_with_norms_after, ..TENSORS };

@@ -45,7 +45,7 @@ use family::settings;
 use requirements::{DENSE, EXPERTS};
 
 pub use changes::change;
-pub use config_json::{ConfigJson, FURTHER_TOKENS, MOST_LAYERS};
+pub use config_json::{COPIED_TABLES, ConfigJson, FURTHER_TOKENS, MOST_LAYERS};
 pub use family::{FileLayout, FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;
 

@@ -10,7 +10,7 @@ use engine::model::GptShape;
 
 use super::adapters::{self, ADAPTER_FILE};
 use super::export::Export;
-use super::names::{Entry, Naming, entries};
+use super::names::{Entry, Naming, copies, entries};
 use super::peft_config::{ADAPTER_CONFIG, BASE_MODEL};
 use super::pretrained::Pretrained;
 use super::source::SourceFiles;
@@ -50,7 +50,7 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let Some(pretrained) = pretrained else { unreachable!("a conversion without mistakes has a model") };
     let source = pretrained.folder();
     let config = pretrained.config();
-    let ModelPlan::Gpt(shape) = model_plan(&config)? else {
+    let ModelPlan::Gpt(mut shape) = model_plan(&config)? else {
         return Err(no_family(source, "model.kind = \"mlp\"").into());
     };
     let files = pretrained.source_files()?;
@@ -63,8 +63,17 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         }
         Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
-    pretrained.tell_of_unread();
+    pretrained.tell_of_unread(&shape);
     let weights = pretrained.weights(&shape, 0..0)?;
+    if let (Naming::Family(family), Some(further)) = (naming, shape.further_tokens)
+        && !family.tensors.has_further_tokens
+    {
+        let (depths, class) = (further.depths, family.class);
+        warn(&format!(
+            "notice: model.mtp_layers = {depths}: {class} has no place for these layers, and they are left out"
+        ));
+        shape.further_tokens = None;
+    }
     weights.check_tied_head()?;
     let run = pretrained.run().ok().flatten();
     let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
@@ -92,7 +101,14 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         }
     };
     let base = GptShape { lora: None, ..shape.clone() };
-    let (from, to) = (entries(&base, pretrained.naming), entries(&base, naming));
+    let (mut from, mut to) = (entries(&base, pretrained.naming), entries(&base, naming));
+    if matches!(naming, Naming::Family(_)) {
+        let copied = copies(&base, &to);
+        let source = |copy: &Entry| from.iter().find(|entry| entry.name == copy.name).cloned();
+        let sources: Vec<Entry> = copied.iter().filter_map(source).collect();
+        from.extend(sources);
+        to.extend(copied);
+    }
     create()?;
     write((target, "model"), &to, dtype, SHARD_BYTES, &|index, rows| {
         adapters::merged(&from[index], rows, &weights, &shape)

@@ -131,10 +131,13 @@ impl Export<'_> {
     pub(super) fn config(&self) -> Result<Json, UserError> {
         let dtype = ("torch_dtype".to_string(), json!(self.dtype.torch_name()));
         let kind = |family: &HuggingFace| family.model_type;
-        let config = match self.model {
+        let mut config: Json = match self.model {
             Some(model) if kind(model.family) == kind(self.family) => self.changed(model, dtype)?,
             _ => self.new_config(dtype).into(),
         };
+        if self.shape.further_tokens.is_some() {
+            config[FURTHER_TOKENS] = json!(self.shape.further_blocks().len());
+        }
         let read = self.read(&config)?;
         let differing: Vec<String> = self
             .differing(&read)
@@ -178,9 +181,12 @@ impl Export<'_> {
                     "the weights are {dtype}: config.json has no more the quantization_config they came with"
                 ));
             }
-            let further = config.remove(FURTHER_TOKENS).filter(|layers| layers.as_u64() != Some(0));
-            if let Some(layers) = further {
-                notice(&format!("config.json has no more {FURTHER_TOKENS} = {layers}: those layers were not read"));
+            let written = self.shape.further_blocks().len() as u64;
+            let before = config.remove(FURTHER_TOKENS).and_then(|layers| layers.as_u64()).unwrap_or(0);
+            if before > written {
+                notice(&format!(
+                    "config.json has no more {FURTHER_TOKENS} = {before}: the model has {written} such layers"
+                ));
             }
             families::change(config, changed);
         }
@@ -308,6 +314,7 @@ fn with_training_of(ours: &GptShape, theirs: &GptShape) -> GptShape {
         hidden_dropout: ours.hidden_dropout,
         attention_dropout: ours.attention_dropout,
         init_std: ours.init_std,
+        further_tokens: ours.further_tokens,
         ..theirs.clone()
     }
 }

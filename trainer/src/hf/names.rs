@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use engine::model::{GptShape, gpt};
 
-use crate::families::{FileLayout, FileTensor, HuggingFace};
+use crate::families::{COPIED_TABLES, FileLayout, FileTensor, HuggingFace};
 
 /// The origin of the tensors' names and layout in a folder.
 #[derive(Clone, Copy)]
@@ -67,6 +67,20 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
         Entry { name, shape: sizes, parts, fused, layout }
     };
     gpt(shape.clone()).specs.into_iter().map(|spec| entry(spec.name, spec.whole)).collect()
+}
+
+/// The copies of tables that files of a family have for layers that predict further tokens, as further entries.
+pub(super) fn copies(shape: &GptShape, entries: &[Entry]) -> Vec<Entry> {
+    let of_table = |block: usize, (table, copy): (&str, &str)| {
+        // A tied head is the embedding.
+        let entry = entries.iter().find(|entry| entry.name == table).or(entries.first())?;
+        let name = format!("model.layers.{block}.{copy}");
+        Some(Entry { parts: vec![Part { name, rows: 0..entry.shape[0] }], ..entry.clone() })
+    };
+    shape
+        .further_blocks()
+        .flat_map(|block| COPIED_TABLES.into_iter().filter_map(move |of| of_table(block, of)))
+        .collect()
 }
 
 impl Entry {

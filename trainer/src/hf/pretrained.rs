@@ -8,7 +8,7 @@ use common::UserError;
 use common::files::read_file;
 use data::Tokenizer;
 use device::Device;
-use engine::model::{GptShape, is_adapter};
+use engine::model::{FurtherTokens, GptShape, is_adapter};
 use engine::params::{ParamSpec, Params, Slab};
 use serde_json::Value as Json;
 use toml::Value;
@@ -41,7 +41,7 @@ pub struct Pretrained {
     pub(super) naming: Naming,
     pub(super) options: ModelOptions,
     /// Layers behind the last one, which predict further tokens.
-    further_tokens: u64,
+    further_tokens: usize,
     adapters: Option<FittedAdapters>,
 }
 
@@ -119,9 +119,11 @@ impl Pretrained {
             let text = read_file(&theirs, LARGEST_CONFIG).map_err(|error| wrong(format!("cannot be read: {error}")))?;
             let json: Json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
             let (family, options) = families::from_config_json(&json, &origin)?;
-            (Naming::Family(family), options, json[FURTHER_TOKENS].as_u64().unwrap_or(0))
+            (Naming::Family(family), options, json[FURTHER_TOKENS].as_u64().unwrap_or(0) as usize)
         } else {
-            (Naming::Ours, own_options(folder)?, 0)
+            let options = own_options(folder)?;
+            let further = options.get("model.mtp_layers").and_then(Value::as_integer).unwrap_or(0);
+            (Naming::Ours, options, further as usize)
         };
         Ok(Pretrained { folder: folder.into(), naming, options, further_tokens, adapters: None })
     }
@@ -174,15 +176,34 @@ impl Pretrained {
         }
     }
 
-    /// Prints a notice of weights in the folder that are not read: others are there, or they predict further tokens.
-    pub fn tell_of_unread(&self) {
+    /// Prints a notice of weights in the folder that a model of that shape does not read, as others are there, or they predict
+    /// further tokens; and of such layers that the folder does not have.
+    pub fn tell_of_unread(&self, shape: &GptShape) {
         tell_of_unread(&self.folder);
-        if self.further_tokens > 0 {
-            let (folder, layers) = (self.folder.display(), self.further_tokens);
+        let (folder, asked, has) = (self.folder.display(), shape.further_blocks().len(), self.further_tokens);
+        if has > asked {
+            let key = if self.is_hugging_face() { FURTHER_TOKENS } else { "model.mtp_layers" };
             tell(&format!(
-                "notice: {FURTHER_TOKENS} = {layers} in {folder}: layers that predict further tokens are not read"
+                "notice: {key} = {has} in {folder}: layers that predict further tokens are not read beyond the \
+                 {asked} of model.mtp_layers"
+            ));
+        } else if asked > has {
+            tell(&format!(
+                "notice: {folder} has {has} layers that predict further tokens: the others of model.mtp_layers = \
+                 {asked} begin with first values"
             ));
         }
+    }
+
+    /// The layers that predict further tokens in the weights that are read for a model of that shape. Our files are checked
+    /// whole.
+    fn further_tokens(&self, shape: &GptShape) -> Option<FurtherTokens> {
+        let depths = match self.naming {
+            Naming::Ours => self.further_tokens,
+            Naming::Family(_) => self.further_tokens.min(shape.further_blocks().len()),
+        };
+        let factor = shape.further_tokens.map_or(0.0, |further| further.factor);
+        (depths > 0).then_some(FurtherTokens { depths, factor })
     }
 
     /// Whether the model has adapters.
@@ -208,7 +229,8 @@ impl Pretrained {
         let lora = shape.lora.clone().filter(|_| self.has_adapters());
         let vocab = self.options.get("model.vocab").filter(|_| !new_tokens.is_empty());
         let vocab = vocab.and_then(Value::as_integer).map_or(shape.vocab, |vocab| vocab as usize);
-        let held = GptShape { lora, vocab: vocab.min(shape.vocab), ..shape.clone() };
+        let further_tokens = self.further_tokens(shape);
+        let held = GptShape { lora, further_tokens, vocab: vocab.min(shape.vocab), ..shape.clone() };
         Weights::open((&self.folder, self.naming), self.adapters.as_ref(), &held, new_tokens)
     }
 
@@ -242,7 +264,8 @@ impl Pretrained {
 
     /// The parameters of a model of that shape that the folder has.
     fn entries(&self, shape: &GptShape) -> Vec<Entry> {
-        let mut all = entries(&GptShape { lora: None, ..shape.clone() }, self.naming);
+        let further_tokens = self.further_tokens(shape);
+        let mut all = entries(&GptShape { lora: None, further_tokens, ..shape.clone() }, self.naming);
         if self.has_adapters() {
             all.extend(entries(shape, Naming::Ours).into_iter().filter(|entry| is_adapter(&entry.name)));
         }

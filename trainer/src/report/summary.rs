@@ -37,7 +37,7 @@ pub fn summary(
     let epochs = epochs::described(plan, source).map_or(String::new(), |epochs| format!(", {epochs}"));
     let most = if plan.buckets.shorter().is_empty() { "" } else { "up to " };
     let mut rows = vec![
-        ("model", format!("{model}, {}{}", plan.size.words(), adapters(config))),
+        ("model", format!("{model}, {}{}", plan.size.words(), additions(config))),
         ("data", source.describe()),
         ("batch", batch(plan, group)),
         ("steps", format!("{}, {most}{} tokens{epochs}", plan.steps, count(tokens))),
@@ -117,11 +117,12 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
     )
 }
 
-/// The model's adapters, if it has any.
-fn adapters(config: &RunConfig) -> String {
-    match config.model.lora_rank {
-        0 => String::new(),
-        rank => format!(", adapters of rank {rank}"),
+/// The model's adapters, or its layers for further tokens, if it has any.
+fn additions(config: &RunConfig) -> String {
+    match (config.model.lora_rank, config.model.mtp_layers) {
+        (0, 0) => String::new(),
+        (0, layers) => format!(", {} for further tokens", counted(layers, "layer")),
+        (rank, _) => format!(", adapters of rank {rank}"),
     }
 }
 

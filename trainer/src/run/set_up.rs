@@ -117,7 +117,9 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 pub fn source_files(plan: &RunPlan, source: &dyn Source) -> Result<Vec<KeptFile>, UserError> {
     let Some(folder) = &plan.config.model.init_from else { return Ok(Vec::new()) };
     let model = Pretrained::open_checked(folder.as_ref())?;
-    model.tell_of_unread();
+    if let ModelPlan::Gpt(shape) = &plan.model {
+        model.tell_of_unread(shape);
+    }
     let mut files = model.source_files()?;
     let new_tokens = new_tokens(&plan.config.data)?;
     if let (false, Some(tokenizer)) = (new_tokens.is_empty(), source.tokenizer()) {

@@ -11,6 +11,7 @@ mod dropout_mask;
 mod embedding;
 mod experts;
 mod first_values;
+mod further_tokens;
 mod gates;
 mod gemm;
 mod head_norm;

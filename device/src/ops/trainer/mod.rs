@@ -10,6 +10,7 @@ mod dropout;
 mod embedding;
 mod experts;
 mod first_values;
+mod further_tokens;
 mod gemm;
 mod head_norm;
 mod joint_norm;
@@ -51,6 +52,7 @@ pub use experts::{
     UpdateSelectionBias,
 };
 pub use first_values::{Distribution, FirstValues};
+pub use further_tokens::FurtherTokens;
 pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};

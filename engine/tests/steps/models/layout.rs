@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::layer_partition::balanced_blocks;
-use engine::model::Experts;
+use engine::model::{Experts, GptShape};
 use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, PipelineStage, Schedule, ThreadRank, ThreadWorld};
 
 use super::Run;
@@ -94,7 +94,7 @@ impl Layout {
         let experts = run.shape.as_ref().and_then(|shape| shape.experts.as_ref());
         let copies = run.gpt_shape().map_or(1, |shape| shape.key_head_copies(self.tensor));
         let mut connections = Connections::new(self.mesh(copies), schedule.placement());
-        connections.ties_ends = run.shape.as_ref().is_some_and(|shape| shape.tied);
+        connections.ties_ends = run.shape.as_ref().is_some_and(GptShape::table_is_shared);
         if run.overlaps {
             connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::RowsAside);
             connections = connections.with(Axis::Context, Lane::KeysAside);

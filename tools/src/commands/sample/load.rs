@@ -30,13 +30,15 @@ impl Loaded {
     /// does not fit the model.
     pub fn open(request: &SampleRequest) -> Result<Loaded, UserError> {
         let pretrained = Pretrained::open(&request.checkpoint)?;
-        pretrained.tell_of_unread();
         let config = pretrained.run()?.unwrap_or_else(|| pretrained.config());
         let ModelPlan::Gpt(shape) = model_plan(&config)? else {
             let folder = pretrained.folder().display();
             let what = format!("the model of {folder} has model.kind = \"{}\"", config.model.kind);
             return Err(UserError::new(what, "only a gpt generates text", "name a checkpoint of a gpt"));
         };
+        pretrained.tell_of_unread(&shape);
+        // Layers that predict further tokens belong to training.
+        let shape = GptShape { further_tokens: None, ..shape };
         let tokenizer = tokenizer(request, &shape, &pretrained)?;
         Ok(Loaded { shape, tokenizer, pretrained })
     }

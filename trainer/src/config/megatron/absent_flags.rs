@@ -35,7 +35,7 @@ pub const ABSENT_FLAGS: &[(Meaning, &[&str])] = &[
     (Refused(&[], "keys and values of latent attention are made and cached whole", OUT), &[
         "cache-mla-latents", "mla-down-proj-fusion",
     ]),
-    (Refused(&[], "a model predicts the next token alone", OUT), &["mtp-*"]),
+    (Refused(&[], "each layer that predicts a further token has a block of its own, like the model's last", "--mtp-num-layers"), &["mtp-use-*", "mtp-hybrid-*"]),
     (Refused(&[], "all blocks are of one kind, but for experts and windows", "--expert-pattern, --window-pattern or --layer-sizes"), &[
         "heterogeneous-layers-*", "spec",
     ]),

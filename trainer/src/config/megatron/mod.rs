@@ -138,7 +138,7 @@ mod tests {
             ("inference-rng-tracker", "", true),
             ("inference-max-requests", "8", false),
             ("moe-grouped-gemm", "", true),
-            ("mtp-num-layers", "1", false),
+            ("mtp-use-repeated-layer", "", false),
         ] {
             assert_eq!(unsupported(flag, Some(value)).is_none(), taken, "--{flag} {value}");
         }

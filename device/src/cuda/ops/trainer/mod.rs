@@ -10,6 +10,7 @@ mod dropout;
 mod embedding;
 mod experts;
 mod first_values;
+mod further_tokens;
 mod gemm;
 pub(in crate::cuda) mod gemm_epilogue;
 mod head_norm;
