@@ -293,7 +293,7 @@ const FORMATS: &[(usize, &str)] = &[
     (
         4,
         "model.preset=moonlight-16b-a3b model.experts=4 model.experts_per_token=2 model.query_latent=16 model.lora_rank=4 \
-         parallel.tensor=2 parallel.sequence_parallel=true precision.fp8=hybrid precision.fp8_recipe=delayed",
+         parallel.tensor=2 parallel.sequence_parallel=true precision.fp8=hybrid precision.fp8_recipe=tensorwise",
     ),
     (
         4,
