@@ -84,8 +84,8 @@ pub(crate) fn run_child(
     }
 }
 
-/// Asks a run to end. One rank that knows is enough, and a rank takes two signals within [`ONE_REQUEST`] for one. Ranks that
-/// are stopped go on, so that they can save.
+/// Asks a run to end. One rank that knows is enough, and a rank takes a second SIGUSR1 for the same request. Ranks that are
+/// stopped go on, so that they can save.
 fn ask(process: Pid) {
     let id = process.as_raw_nonzero().get();
     // `trainer launch` passes the request on itself. Other programs may not: not every mpirun does.

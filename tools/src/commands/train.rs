@@ -16,6 +16,7 @@ use super::bench::{self, BenchRequest};
 use super::plan::fitting_named_gpu;
 use super::profile::{self, ProfileRequest};
 use trainer::checkpoint::{KeptFile, missing_checkpoint, refuse_other_formats, start_folder};
+use trainer::config::attention_plan::suits_gpus;
 use trainer::config::checks::require;
 use trainer::config::epochs::plan_in_steps;
 use trainer::config::plan::RunPlan;
@@ -123,6 +124,9 @@ pub(super) fn check(
     }
     if let Some((plan, accelerator)) = plan.as_ref().zip(accelerator) {
         mistakes.keep(check_verifiable(plan, accelerator));
+        if accelerator != Accelerator::Host {
+            mistakes.keep(suits_gpus(&plan.model));
+        }
     }
     // A folder that cannot be read is a mistake already.
     if let Some(plan) = plan.as_ref().filter(|_| env.rank == 0 && mistakes.is_empty()) {
@@ -316,5 +320,20 @@ mod tests {
         assert_eq!(problem(verified, Accelerator::Host), None);
         assert_eq!(problem(&format!("{verified} train.deterministic=true"), Accelerator::Cuda(0)), None);
         assert_eq!(problem("cuda_graph.enable=true", Accelerator::Cuda(0)), None);
+    }
+
+    #[test]
+    fn heads_that_are_too_wide_for_gpus_are_refused() {
+        let problem = |heads: &str| {
+            let mut sources = ConfigSources::default();
+            for (key, value) in [("model.hidden", "1028"), ("model.heads", heads)] {
+                sources.set(key, value, "test").unwrap();
+            }
+            let plan = RunPlan::new(sources.resolve(), 1).unwrap();
+            suits_gpus(&plan.model).err().map(|error| error.to_string())
+        };
+        let text = problem("2").unwrap();
+        assert!(text.contains("heads of 514 channels") && text.contains("at most 256 channels"), "{text}");
+        assert_eq!(problem("257"), None);
     }
 }

@@ -57,9 +57,9 @@ fn on_terminal(mut command: Command, term: &str) -> Shown {
         bytes.extend(&buffer[..read]);
     }
     let status = child.wait().unwrap();
-    let shown = seen(String::from_utf8(bytes).unwrap());
-    assert!(status.success(), "{status}: {}", shown.text());
-    shown
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(status.success(), "{status}: {text}");
+    seen(text)
 }
 
 /// The lines that a terminal makes of bytes. It knows the few controls that are used.

@@ -1,14 +1,36 @@
 //! The attention of a configuration: its kind, heads, windows and positions.
 
 use common::{Mistakes, UserError};
-use device::ops::LatentHead;
+use device::ops::{Attention, LatentHead};
 use engine::model::{AttentionKind, Latent, Position, Scaling, Windows};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::plan::ModelPlan;
 use crate::config::{ModelConfig, Normalization, PositionEmbedding, QkNormOver, RopeScalingType, RunConfig};
 
 /// Most channels of a head with normalised queries and keys: as many as kernels keep in registers.
 const MOST_NORMED: usize = 512;
+
+/// Fails unless GPUs compute a model's attention.
+///
+/// # Errors
+/// Heads that are wider than kernels are.
+pub fn suits_gpus(model: &ModelPlan) -> Result<(), UserError> {
+    let ModelPlan::Gpt(shape) = model else { return Ok(()) };
+    let dim = match shape.attention {
+        AttentionKind::None => return Ok(()),
+        AttentionKind::Grouped { .. } => shape.head_dim(),
+        AttentionKind::Latent(latent) => latent.head.packed(),
+    };
+    let most = Attention::WIDEST_ON_GPUS;
+    require(dim <= most, || {
+        UserError::new(
+            format!("heads of {dim} channels (model.head_dim, or model.hidden / model.heads) on a GPU"),
+            format!("attention on a GPU has heads of at most {most} channels"),
+            "set more model.heads or a smaller model.head_dim, or train.device = \"host\"",
+        )
+    })
+}
 
 /// The kind of attention; `head_dim` is the channels of a query.
 pub(super) fn attention_kind(config: &RunConfig, head_dim: usize) -> Result<AttentionKind, UserError> {

@@ -6,7 +6,7 @@
 
 pub mod activation_plan;
 pub mod advice;
-mod attention_plan;
+pub mod attention_plan;
 pub mod batch_plan;
 pub mod bucket_plan;
 pub mod bucket_shares;

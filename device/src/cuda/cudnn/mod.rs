@@ -24,8 +24,6 @@ use crate::{DType, Result, Shape, Tensor};
 
 /// From this version on the first configuration that cuDNN proposes is the fastest.
 const FIRST_IS_BEST: usize = 91900;
-/// The widest head that cuDNN is given. If a GPU has no plan for wide heads, our own kernels run.
-const WIDEST_HEAD: usize = 256;
 /// From this version on lengths of queries and keys that differ may be any.
 const ANY_LENGTHS: usize = 90700;
 /// Threads of a block that adds gradients of keys.
@@ -374,7 +372,7 @@ impl Cudnn {
         let share = keys.map(|keys| keys.share);
         let packed = qkv.shape.sizes();
         let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
-        if qkv.dtype != DType::Bf16 || batch == 0 || seq < 2 || dim == 0 {
+        if qkv.dtype != DType::Bf16 || batch == 0 || seq < 2 || !(1..=Attention::WIDEST_ON_GPUS).contains(&dim) {
             return None;
         }
         let reasons = [
@@ -385,7 +383,6 @@ impl Cudnn {
                 "64 does not divide the parts of sequences that ranks have, and cuDNN is older than 9.7",
             ),
             (scores.soft_cap.is_some(), "its scores have a soft cap"),
-            (dim > WIDEST_HEAD, "its heads have more than 256 channels"),
             (!dim.is_multiple_of(8), "8 does not divide the channels of its heads"),
             // cuDNN's deterministic backward of documents would hold all scores.
             (documents.is_some() && self.deterministic, "samples hold documents, and the run is deterministic"),

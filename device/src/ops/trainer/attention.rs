@@ -213,6 +213,9 @@ fn check_packed(
 }
 
 impl Attention {
+    /// The most channels of a head on a GPU: as many as our kernels keep in shared memory. cuDNN has no more.
+    pub const WIDEST_ON_GPUS: usize = 256;
+
     /// The backward of this forward, of which `qkv` has whole sequences. `grad_output` `(batch, seq, heads * head_dim)` is
     /// read, `grad_qkv` with the sizes of `qkv` is written.
     pub fn backward(&self, grad_output: Tensor, grad_qkv: Tensor) -> AttentionBackward {

@@ -12,6 +12,7 @@ use serde_json::to_string_pretty;
 
 use super::args::{text, text_flag, training_run};
 use crate::predict::{Card, Found, Search, fitting, forecast, limits, search, timeline_picture, with_state_as_needed};
+use trainer::config::attention_plan::suits_gpus;
 use trainer::config::batch_plan::BatchPlan;
 use trainer::config::epochs::in_steps;
 use trainer::config::model_plan::model_plan;
@@ -110,7 +111,9 @@ pub(super) fn fitting_named_gpu(name: &str, plan: &RunPlan) -> Result<RunPlan, U
 /// No layout fits.
 pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
     let PlanRequest { run, ranks, node, card, as_given, layouts, json, limits: asks_limits, timeline } = request;
-    check_start(&run.config, &model_plan(&run.config)?)?;
+    let model = model_plan(&run.config)?;
+    check_start(&run.config, &model)?;
+    suits_gpus(&model)?;
     // A run can be planned before its data are named, unless they decide how long it is.
     let has_data = run.config.data.path.is_some() || run.config.train.epochs.is_some();
     let source = has_data.then(|| source_of_model(&run.config.data, &model_plan(&run.config)?)).transpose()?;

@@ -112,7 +112,7 @@ fn launch(
 ) -> Result<()> {
     let widths = [64, 128, 256];
     let Some(at) = widths.iter().position(|width| sizes.dim <= *width) else {
-        let problem = format!("heads of {} channels; on CUDA at most 256", sizes.dim);
+        let problem = format!("heads of {} channels; on CUDA at most {}", sizes.dim, Attention::WIDEST_ON_GPUS);
         return Err(Error::operation("attention", format!("{problem}. Fix: narrower heads, or --device host")));
     };
     let (tile, pitch) = (tiles[at], sizes.dim.next_multiple_of(4) + 4);
