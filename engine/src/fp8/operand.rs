@@ -16,6 +16,7 @@ use crate::tile::Tile;
 
 /// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "layers hand a few on, by value, while a step is recorded")]
 pub(crate) enum Operand {
     /// As it is.
     Plain(Tensor),

@@ -166,6 +166,9 @@ pub fn mode(run: &Run, kind: &str) -> (Mode, usize) {
     }
 }
 
+/// The operations of each stream, in the order of their submission.
+type OfStreams = Vec<(StreamId, Vec<Op>)>;
+
 /// A run's steps as they are recorded, without memory: operations, order, and planned memory. Training, evaluation, a step
 /// that measures, and one with half as many microbatches, as in a ramp-up.
 pub fn recorded(run: &Run) -> [String; 3] {
@@ -173,7 +176,7 @@ pub fn recorded(run: &Run) -> [String; 3] {
     let mut stage = run.stage(&device);
     let [mut operations, mut order] = [const { String::new() }; 2];
     for kind in KINDS {
-        let submitted: Rc<RefCell<Vec<(StreamId, Vec<Op>)>>> = Rc::default();
+        let submitted: Rc<RefCell<OfStreams>> = Rc::default();
         let hears = submitted.clone();
         device.listen(Some(Box::new(move |submission| {
             if let Submission::Operation { stream, op, .. } = submission {
