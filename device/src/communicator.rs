@@ -20,7 +20,7 @@ pub enum CollectiveKind {
         /// The rank with the input.
         from: usize,
     },
-    /// One rank ends with the sum over ranks, elementwise. The others have no output: their output is their input.
+    /// The sum over ranks, elementwise, goes to one rank. The others have no output: their output is their input.
     ReduceSum {
         /// The rank that ends with the sum.
         to: usize,

@@ -30,7 +30,7 @@ impl Lora {
         self.targets.contains(&target)
     }
 
-    /// Those of the layer that packs queries, keys and values.
+    /// Adapters of the layer that packs queries, keys and values.
     pub(crate) fn of_qkv(&self) -> Option<AdapterSpec> {
         let each = [LoraTarget::Query, LoraTarget::Key, LoraTarget::Value];
         let all = 0..each.len();
@@ -38,27 +38,27 @@ impl Lora {
         self.spec(groups, 0)
     }
 
-    /// Those of the layer before latent attention, which packs what `queries` says, then the latent of keys and values.
+    /// Adapters of the layer before latent attention, which packs what `queries` says, then the latent of keys and values.
     pub(crate) fn of_latents(&self, queries: LoraTarget) -> Option<AdapterSpec> {
         self.spec(self.single(&[queries, LoraTarget::KeyValueLatent]), 0)
     }
 
-    /// Those of the layer from the latent of queries.
+    /// Adapters of the layer from the latent of queries.
     pub(crate) fn of_query_latent(&self) -> Option<AdapterSpec> {
         self.spec(self.single(&[LoraTarget::QueryOfLatent]), 4)
     }
 
-    /// Those of the layer from the latent of keys and values.
+    /// Adapters of the layer from the latent of keys and values.
     pub(crate) fn of_key_value_latent(&self) -> Option<AdapterSpec> {
         self.spec(self.single(&[LoraTarget::KeyValueOfLatent]), 5)
     }
 
-    /// Those of the layer after attention.
+    /// Adapters of the layer after attention.
     pub(crate) fn of_attention_output(&self) -> Option<AdapterSpec> {
         self.spec(self.single(&[LoraTarget::AttentionOutput]), 1)
     }
 
-    /// Those of the first layer of a feed-forward layer. It packs so many matrices: the last is [`LoraTarget::Up`].
+    /// Adapters of the first layer of a feed-forward layer. It packs so many matrices: the last is [`LoraTarget::Up`].
     pub(crate) fn of_up(&self, groups: usize) -> Option<AdapterSpec> {
         let each = [LoraTarget::Gate, LoraTarget::Up];
         let groups = match groups > 1 && self.has(LoraTarget::GateUp) {
@@ -68,7 +68,7 @@ impl Lora {
         self.spec(groups, 2)
     }
 
-    /// Those of the last layer of a feed-forward layer.
+    /// Adapters of the last layer of a feed-forward layer.
     pub(crate) fn of_down(&self) -> Option<AdapterSpec> {
         self.spec(self.single(&[LoraTarget::Down]), 3)
     }

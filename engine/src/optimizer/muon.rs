@@ -135,7 +135,7 @@ impl Muon {
 /// A matrix that is made orthogonal by itself.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
-    /// This rank's stored part of its gradient, f32 `(rows, columns)`.
+    /// The stored part of the matrix's gradient, f32 `(rows, columns)`.
     stored: Tensor,
     /// Rows of the whole.
     rows: usize,

@@ -6,7 +6,8 @@ use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{DType, Tensor};
 use parallel::Axes;
 
-use super::flat_layout::{ALIGNMENT, Bucket, OwnedRange};
+use super::flat_layout::{ALIGNMENT, Bucket};
+use super::owned_range::OwnedRange;
 use super::sharding::Sharding;
 use super::weight_memory::Home;
 use super::{CodeMemory, Params, TiedCopy, grads_of, of_home};

@@ -2,11 +2,11 @@
 //! ranks that share the optimizer's state.
 
 use std::cmp::Reverse;
-use std::ops::Range;
 
-use device::{DType, Tensor};
+use device::DType;
 use parallel::{Axes, Place, Ranks};
 
+use super::owned_range::OwnedRange;
 use super::owners::{Belonging, owners};
 use super::sharding::{Division, Sharding};
 use super::spec::{ParamSpec, TiedCopy};
@@ -49,44 +49,6 @@ pub struct Bucket {
     pub tied: Option<TiedCopy>,
     /// A step gathers its weights before its first use of them.
     pub is_gathered: bool,
-}
-
-/// The elements of a parameter, as it is stored here, or of a bucket that this rank updates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OwnedRange {
-    /// The index of the first one.
-    pub first: usize,
-    /// How many there are, possibly none.
-    pub elements: usize,
-}
-
-impl OwnedRange {
-    /// Those of so many elements that a rank at this place updates, if `owner` updates all, or each an equal part.
-    fn of(elements: usize, place: Place, owner: Option<usize>) -> OwnedRange {
-        let part = elements / place.count;
-        match owner {
-            None => OwnedRange { first: place.index * part, elements: part },
-            Some(owner) if owner == place.index => OwnedRange { first: 0, elements },
-            Some(_) => OwnedRange::default(),
-        }
-    }
-
-    /// These elements of a tensor, flat.
-    pub(crate) fn of_tensor(self, tensor: Tensor) -> Tensor {
-        tensor.view(self.first, [self.elements])
-    }
-
-    /// Their indices.
-    pub fn range(self) -> Range<usize> {
-        self.first..self.first + self.elements
-    }
-
-    /// Those of them that lie in `range`.
-    pub fn within(self, range: Range<usize>) -> Range<usize> {
-        let owned = self.range();
-        let start = owned.start.max(range.start);
-        start..owned.end.min(range.end).max(start)
-    }
 }
 
 /// A place in one of the buffers that layers take turns in.
@@ -149,7 +111,7 @@ pub struct HomeSize {
     pub home: Home,
     /// All elements.
     pub elements: usize,
-    /// Those that this rank updates.
+    /// The elements that this rank updates.
     pub owned: usize,
 }
 
@@ -303,7 +265,7 @@ impl Bucket {
 struct LayerPart {
     layer: usize,
     elements: usize,
-    /// Those that this rank updates.
+    /// The elements that this rank updates.
     owned: OwnedRange,
 }
 

@@ -116,7 +116,7 @@ pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
     suits_gpus(&model)?;
     // A run can be planned before its data are named, unless they decide how long it is.
     let has_data = run.config.data.path.is_some() || run.config.train.epochs.is_some();
-    let source = has_data.then(|| source_of_model(&run.config.data, &model_plan(&run.config)?)).transpose()?;
+    let source = has_data.then(|| source_of_model(&run.config.data, &model)).transpose()?;
     // The steps of epochs depend on the samples of a step, not on their division.
     let train = TrainConfig { micro_batch_size: 1, ..run.config.train.clone() };
     let config = match &source {
