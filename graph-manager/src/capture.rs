@@ -10,15 +10,14 @@ use crate::words::counted;
 use device::Tensor;
 use device::ops::Copy;
 
-use crate::context::StepContext;
+use crate::code::StepContext;
 use crate::error::{Error, Result};
-use crate::graph_dot::GraphDot;
 use crate::inputs::{Input, in_words, inputs};
 use crate::manager::{CudaGraphManager, check_warm_up};
+use crate::memory::Pool;
 use crate::options::{CheckReplays, ManagerOptions};
 use crate::policy::Policy;
-use crate::pool::Pool;
-use crate::report::Report;
+use crate::report::{GraphDot, Report};
 use crate::tensor_tree::{TensorTree, structure};
 use crate::verify::{Verification, Verified};
 

@@ -14,7 +14,7 @@ use std::fmt::Display;
 
 use device::{Accesses, Op};
 
-use crate::context::StepContext;
+use crate::code::StepContext;
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::side_stream::Fork;

@@ -4,9 +4,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{Home, Op, StreamId};
-
-use super::host_call::HostCall;
+use crate::error::Result;
+use device::{Accesses, Home, Op, Stream, StreamId, Tensor};
 
 /// The submissions of a region, without those of the regions inside it.
 pub(super) struct Body {
@@ -78,4 +77,18 @@ pub(super) struct Own {
     pub(super) name: &'static str,
     pub(super) bytes: usize,
     pub(super) home: Home,
+}
+
+/// Gives a tensor of the recording the address that it has in the step.
+pub(crate) type Addresses<'p> = &'p dyn Fn(Tensor) -> Tensor;
+
+/// The code that is called, with the stream of its region.
+pub(crate) type Call = Box<dyn Fn(&Stream, Addresses<'_>) -> Result<()>>;
+
+/// Code that a step calls on the host each time, in its place in the list.
+pub(crate) struct HostCall {
+    pub(crate) name: &'static str,
+    /// Tensors of the recording.
+    pub(crate) accesses: Accesses,
+    pub(crate) call: Call,
 }

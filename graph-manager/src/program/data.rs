@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::{BufferId, DType, Home, Op, Shape, StreamId, Tensor};
 
 use super::body::{Body, Entry, Item, Work};
-use super::joined::Join;
+
 use super::lifetime::Lifetime;
 
 use crate::error::{Error, Result};
@@ -324,4 +324,13 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     pub(crate) fn queues(&self) -> &[StreamId] {
         &self.queues
     }
+}
+
+/// From its position on, queue `by` waits for all entries of queue `of` before position `until`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Join {
+    pub(crate) position: u32,
+    pub(crate) by: StreamId,
+    pub(crate) of: StreamId,
+    pub(crate) until: u32,
 }

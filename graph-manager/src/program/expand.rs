@@ -1,8 +1,7 @@
 //! The list from its beginning to its end.
 
 use super::body::{Body, Entry, Item, Use};
-use super::data::{Held, NONE, OUTSIDE, Program};
-use super::joined::Join;
+use super::data::{Held, Join, NONE, OUTSIDE, Program};
 
 /// An entry with the buffers of its visit.
 pub(super) struct Expanded<'p> {

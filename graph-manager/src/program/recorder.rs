@@ -8,12 +8,10 @@ use std::rc::Rc;
 
 use device::{Accesses, BufferId, Device, Home, Op, StreamId, Tensor, TraceEvent};
 
-use super::body::{Body, Entry, Item, Own, Use, Work};
+use super::body::{Body, Entry, HostCall, Item, Own, Use, Work};
 use super::body_buffers::BodyBuffers;
-use super::data::{Held, NONE, OUTSIDE, Program, Taken, Visit};
+use super::data::{Held, Join, NONE, OUTSIDE, Program, Taken, Visit};
 use super::digest::Digest;
-use super::host_call::HostCall;
-use super::joined::Join;
 use super::order::base;
 use super::refused::Refused;
 use super::streams::{Reached, Streams};

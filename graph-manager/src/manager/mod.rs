@@ -1,23 +1,24 @@
 //! The manager, and the memory that its steps need.
 
+mod forgotten;
+mod protected;
+mod state;
+
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use device::{Area, Event, Home, Snapshot, Stream};
 
-use crate::binding::Binding;
 use crate::error::{Error, Result};
-use crate::forgotten::Forgotten;
 use crate::keys::{StepKey, step_key};
+use crate::memory::{AreaKind, Binding, Plan, Pool, raise};
 use crate::options::{ManagerOptions, Mempool};
-use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
-use crate::pool::Pool;
 use crate::program::Program;
-use crate::protected::Protected;
-use crate::slots::raise;
-use crate::state::State;
+pub use forgotten::Forgotten;
+pub(crate) use protected::Protected;
+pub(crate) use state::{Captured, State};
 
 /// Runs steps. The code of a step is called once: it makes the step's list, and nothing runs. The list has the order of
 /// all layers; memory is planned from it. Then come warm-up steps, which submit the list. After them each region is

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::context::StepContext;
+use crate::code::StepContext;
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::tensor_tree::TensorTree;

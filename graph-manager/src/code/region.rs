@@ -5,7 +5,7 @@ use std::cell::Cell;
 use device::NvtxRange;
 use device::ops::Copy;
 
-use crate::context::{Current, StepContext};
+use super::context::{Current, StepContext};
 use crate::error::Result;
 use crate::passes::Then;
 use crate::policy::Policy;

@@ -9,17 +9,14 @@ use device::{DType, Device, NvtxRange, Op, Stream, StreamId, Tensor};
 
 use tracing::span::EnteredSpan;
 
-use crate::binding::Binding;
+use super::trial::Trial;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
-use crate::graph_hooks::GraphHooks;
 use crate::keys::{GraphKey, StepKey};
-use crate::manager::CudaGraphManager;
+use crate::manager::{Captured, CudaGraphManager, Protected};
+use crate::memory::{Binding, GraphHooks};
 use crate::policy::Policy;
 use crate::program::{Action, Part, Program, Schedule, Work, Writers};
-use crate::protected::Protected;
-use crate::state::Captured;
-use crate::trial::Trial;
 
 /// How a list is run.
 pub(crate) struct Run<'w> {

@@ -1,7 +1,7 @@
 //! Code of the caller's that the host runs around the calls of graphed layers.
 
+use super::layer::Layer;
 use crate::error::Result;
-use crate::layer::Layer;
 use crate::order::Call;
 use crate::training::TrainingPolicy;
 

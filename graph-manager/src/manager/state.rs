@@ -9,15 +9,12 @@ use std::rc::Rc;
 use crate::words::counted;
 use device::{Area, Device, Graph, Stream, StreamId};
 
-use crate::binding::{Binding, BoundBuffer};
 use crate::error::{Error, Result};
 use crate::keys::GraphKey;
+use crate::memory::{AreaKind, Binding, BoundBuffer, PlacedBuffer, Plan, Pool, check_flights, in_flight, slots};
 use crate::options::Mempool;
-use crate::plan::{AreaKind, PlacedBuffer, Plan};
 use crate::policy::Policy;
-use crate::pool::Pool;
 use crate::program::{Part, Program, Schedule};
-use crate::slots::{check_flights, in_flight, slots};
 
 /// The recordings, plan and graphs of one kind of step.
 pub(crate) struct State<P: Policy> {

@@ -4,15 +4,14 @@ use std::ops::Range;
 
 use crate::words::counted;
 
-use crate::call_group::CallGroup;
-use crate::call_hooks::CallHooks;
+use super::group::CallGroup;
+use super::hooks::CallHooks;
+use super::layer::Layer;
 use crate::error::{Error, Result};
-use crate::graph_dot::GraphDot;
-use crate::layer::Layer;
 use crate::manager::check_warm_up;
+use crate::memory::Pool;
 use crate::order::{CallOrder, Phase};
-use crate::pool::Pool;
-use crate::report::Report;
+use crate::report::{GraphDot, Report};
 use crate::side_stream::SideStream;
 use crate::training::TrainingPolicy;
 use crate::verify::{Verification, Verified};

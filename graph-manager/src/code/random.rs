@@ -12,8 +12,8 @@ use device::{Area, BufferId, DType, Tensor};
 use crate::error::{Error, Result};
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
+use crate::memory::Pool;
 use crate::policy::Policy;
-use crate::pool::Pool;
 use crate::program::Program;
 
 /// The input of dropout on the device, instead of the state of a generator. A mask is a function of (seed, number of

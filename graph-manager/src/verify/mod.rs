@@ -1,21 +1,22 @@
 //! A step run with its graphs and, from the same state, eagerly: both must leave the same bits.
 
+mod difference;
+mod results;
+
 use std::rc::Rc;
 
 use device::{Device, Home, Snapshot, Tensor};
 
-use crate::binding::Binding;
-use crate::difference::{Difference, DifferingValues, Sameness};
 use crate::error::Result;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
+use crate::memory::Binding;
 use crate::policy::Policy;
 use crate::program::{Program, Write};
-use crate::results::Results;
-use crate::run::Run;
-use crate::step::Code;
+use crate::steps::{Code, Keeps, Run, Trial};
 use crate::tensor_tree::TensorTree;
-use crate::trial::{Keeps, Trial};
+pub use difference::{Difference, DifferingValues, Sameness};
+use results::Results;
 
 /// How a step is verified.
 pub struct Verification<'a> {

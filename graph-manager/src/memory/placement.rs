@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use device::ALIGNMENT;
 
-use crate::occupied::Occupied;
+use super::occupied::Occupied;
 
 /// A buffer to place: its size, and the first and the last time at which it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

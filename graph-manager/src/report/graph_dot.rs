@@ -1,9 +1,8 @@
 //! The captured graphs as drawings.
 
 use crate::error::{Error, Result};
-use crate::manager::CudaGraphManager;
+use crate::manager::{CudaGraphManager, State};
 use crate::policy::Policy;
-use crate::state::State;
 
 /// A graph as a drawing.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,11 +12,11 @@ use std::hash::Hash;
 
 use device::{BufferId, Device, Home, StreamId};
 
+use super::placement::{Interval, Placer};
+use super::slots::slots;
 use crate::keys::RegionKey;
 use crate::options::Mempool;
-use crate::placement::{Interval, Placer};
 use crate::program::{Lifetime, Program, Visit};
-use crate::slots::slots;
 
 /// Names an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

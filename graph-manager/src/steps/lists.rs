@@ -1,11 +1,11 @@
 //! The lists of recorded steps, for readers outside of this crate.
 
+use super::step::Code;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
 use crate::program::{ListedEntry, Program};
-use crate::step::Code;
 use crate::tensor_tree::TensorTree;
 
 impl<P: Policy> CudaGraphManager<P> {

@@ -1,16 +1,18 @@
 //! The report on captured graphs: a line to read, and JSON for tools.
 
+mod buffer_use;
+mod graph_dot;
+
 use std::collections::HashMap;
 
 use crate::words::counted;
 use device::{Graph, Home};
 
-use crate::buffer_use::BufferUse;
 use crate::error::mib;
-use crate::forgotten::Forgotten;
-use crate::manager::CudaGraphManager;
+use crate::manager::{CudaGraphManager, Forgotten, State};
 use crate::policy::Policy;
-use crate::state::State;
+pub use buffer_use::BufferUse;
+pub use graph_dot::GraphDot;
 
 /// The graphs of a manager, its eager regions, and its memory.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]

@@ -3,7 +3,7 @@
 use device::ops::When;
 use device::{DType, Op, Shape, Tensor};
 
-use crate::context::StepContext;
+use super::context::StepContext;
 use crate::error::Result;
 use crate::policy::Policy;
 

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use device::Device;
 
-use crate::plan::{AreaKind, Plan};
+use crate::memory::{AreaKind, Plan};
 use crate::program::Program;
 
 /// A buffer of a step. Its times are positions in the recorded step, both included. Two buffers that share bytes of an

@@ -4,16 +4,16 @@ use std::any::Any;
 
 use device::Tensor;
 
-use crate::binding::Binding;
-use crate::context::StepContext;
+use super::run::Run;
+use crate::code::StepContext;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::keys::StepKey;
 use crate::manager::CudaGraphManager;
+use crate::memory::Binding;
 use crate::options::CheckReplays;
 use crate::policy::Policy;
 use crate::program::{Program, Recorder, refuse_change};
-use crate::run::Run;
 use crate::tensor_tree::TensorTree;
 
 /// The code of a step. It is called to make the step's list, and again only to check it.

@@ -7,21 +7,20 @@ use std::rc::Rc;
 
 use device::{Area, DType, Shape, Snapshot, Tensor};
 
-use crate::context::StepContext;
+use super::layer::Layer;
+use crate::code::StepContext;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
-use crate::graph_dot::GraphDot;
 use crate::inputs::{difference, inputs};
-use crate::layer::Layer;
 use crate::manager::CudaGraphManager;
+use crate::memory::Pool;
 use crate::options::{CheckReplays, ManagerOptions};
 use crate::order::{Call, CallOrder, Phase};
 use crate::passes::Sums;
-use crate::pool::Pool;
 use crate::program::{Part, Program, refuse_change};
-use crate::report::Report;
-use crate::run::Run;
+use crate::report::{GraphDot, Report};
 use crate::side_stream::SideStream;
+use crate::steps::Run;
 use crate::tensor_tree::TensorTree;
 use crate::training::{TrainingPolicy, TrainingRegion};
 use crate::verify::{Looks, Verification, Verified};
