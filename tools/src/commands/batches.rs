@@ -22,8 +22,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::args::{text, text_flag, train_request, with_run_flags};
 use super::interruption::interruption;
 use trainer::config::RunConfig;
-use trainer::config::epochs::plan_in_steps;
-use trainer::config::plan::{ModelPlan, RunPlan};
+use trainer::config::plan::{ModelPlan, RunPlan, plan_in_steps};
 use trainer::error::RunError;
 use trainer::run::source::source;
 

@@ -9,8 +9,7 @@ use device::cuda::{Counters, EnergyMeter};
 use serde::Serialize;
 
 use super::args::{sets_option, text, train_request, with_run_flags};
-use trainer::config::graph_plan::graph_scope;
-use trainer::config::plan::RunPlan;
+use trainer::config::plan::{RunPlan, graph_scope};
 use trainer::config::request::TrainRequest;
 use trainer::error::RunError;
 use trainer::process_group::ProcessGroup;

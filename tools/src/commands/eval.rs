@@ -12,9 +12,7 @@ use launch::RankEnv;
 
 use super::args::{MODEL_FOLDER, positional, request_from, sets_option, text, text_flag, with_run_flags};
 use super::train::{log_filter, start};
-use trainer::config::bucket_plan::BucketPlan;
-use trainer::config::freeze_plan::FrozenNames;
-use trainer::config::plan::{EvaluationPlan, RunPlan};
+use trainer::config::plan::{BucketPlan, EvaluationPlan, FrozenNames, RunPlan};
 use trainer::config::request::TrainRequest;
 use trainer::config::{Fp8Choice, by_key};
 use trainer::error::file_error;

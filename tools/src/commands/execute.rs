@@ -16,7 +16,7 @@ use super::{
 };
 use trainer::checkpoint;
 use trainer::config::DeviceChoice;
-use trainer::config::watch::watch_settings;
+use trainer::config::plan::watch_settings;
 use trainer::error::{RunError, file_error};
 use trainer::run::ranks::{fail, refuse};
 

@@ -17,7 +17,7 @@ use super::args::training_run;
 use super::launch::LaunchRequest;
 use trainer::checkpoint::{copy_newest_state, is_in_use, newest_step};
 use trainer::config::Resume;
-use trainer::config::watch::watch_settings;
+use trainer::config::plan::watch_settings;
 use trainer::report::logs::RUN_LOG;
 
 /// A command to supervise.

@@ -17,7 +17,8 @@ use super::metrics::Metrics;
 use super::samples;
 use super::settings::{Settings, settings};
 use super::trace::{Trace, number_after};
-use trainer::config::{ConfigSources, RunConfig, rank_layout};
+use trainer::config::plan::ranks::layout;
+use trainer::config::{ConfigSources, RunConfig};
 use trainer::report::metrics::METRICS;
 use trainer::report::samples::{SAMPLES, StepSamples};
 use trainer::run::run_folder::CONFIG;
@@ -115,7 +116,7 @@ impl Run {
     /// How the run's pipeline works on steps of so many microbatches. `None` without a pipeline.
     pub(crate) fn schedule(&self, microbatches: usize) -> Option<Schedule> {
         let config = self.config.as_ref().filter(|config| config.parallel.pipeline > 1)?;
-        rank_layout::schedule(config, &[microbatches]).ok()
+        layout::schedule(config, &[microbatches]).ok()
     }
 
     /// Whether the run did all its steps, so that its files no longer change.

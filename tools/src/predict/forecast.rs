@@ -16,8 +16,7 @@ use crate::predict::network::Network;
 use crate::predict::paper;
 use crate::predict::simulate::{RankTimes, Simulation, simulate};
 use crate::predict::step_graph::{Purpose, Submitted};
-use trainer::config::parallel_plan::StateOnHost;
-use trainer::config::plan::RunPlan;
+use trainer::config::plan::{RunPlan, StateOnHost};
 use trainer::error::RunError;
 use trainer::run::state_on_host::least_share;
 

@@ -9,9 +9,7 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use crate::predict::card::Card;
 use crate::predict::forecast::{Fit, Forecast, forecast, with_state_as_needed};
 use crate::predict::rough::{Rough, Roughly};
-use trainer::config::parallel_plan::StateOnHost;
-use trainer::config::plan::RunPlan;
-use trainer::config::rank_layout::data_ranks;
+use trainer::config::plan::{RunPlan, StateOnHost, data_ranks};
 use trainer::config::{
     ContextTransfersChoice, DataParallelSharding, PipelineSchedule, RecomputeGranularity, RunConfig, has_documents,
 };

@@ -6,7 +6,8 @@ use std::ops::AddAssign;
 
 use engine::precision::Precision;
 use parallel::{Axis, Mesh, Ranks};
-use trainer::config::{ConfigSources, RunConfig, rank_layout};
+use trainer::config::plan::ranks::layout;
+use trainer::config::{ConfigSources, RunConfig};
 use trainer::error::RunError;
 
 use super::numbers::{Connect, Numbers, RankNumbers, connected_numbers, numbers};
@@ -341,7 +342,7 @@ impl Planted {
                 self.known.borrow_mut().insert(key.clone(), numbers(config, ranks)?);
             }
             let mut all = self.known.borrow()[&key].clone();
-            plant(config, rank_layout::mesh(config, ranks).unwrap(), &mut all);
+            plant(config, layout::mesh(config, ranks).unwrap(), &mut all);
             Ok(all)
         });
         verdict.unwrap()

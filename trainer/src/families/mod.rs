@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigSources;
-    use crate::config::model_plan::{ModelPlan, model_plan};
+    use crate::config::plan::{ModelPlan, model_plan};
 
     #[test]
     fn presets_of_a_name_are_one_and_have_the_choices_of_their_family() {

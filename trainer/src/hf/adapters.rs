@@ -14,7 +14,7 @@ use super::peft_config::ADAPTER_CONFIG;
 use super::weights::Weights;
 use super::write::{not_written, write};
 use crate::checkpoint::DataType;
-use crate::config::lora_plan::{AdaptedModule, modules};
+use crate::config::plan::{AdaptedModule, modules};
 use crate::error::RunError;
 use crate::families::{FileLayout, HuggingFace};
 

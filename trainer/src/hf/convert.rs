@@ -17,7 +17,7 @@ use super::source::SourceFiles;
 use super::write::{not_written, write};
 use crate::checkpoint::{DataType, SourceFile};
 use crate::config::RunConfig;
-use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::config::plan::{ModelPlan, model_plan};
 use crate::error::RunError;
 use crate::families;
 

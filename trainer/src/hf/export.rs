@@ -14,7 +14,7 @@ use super::source::{SourceFiles, SourceModel, WhoseTokenizer};
 use super::write::not_written;
 use crate::checkpoint::{DataType, SourceFile};
 use crate::config::ConfigSources;
-use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::config::plan::{ModelPlan, model_plan};
 use crate::error::RunError;
 use crate::families::{self, FURTHER_TOKENS, HuggingFace};
 

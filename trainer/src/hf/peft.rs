@@ -13,7 +13,7 @@ use super::adapters::{ADAPTER_FILE, peft_entries};
 use super::names::{Entry, Part};
 use super::peft_config::PeftConfig;
 use super::read::WeightFolder;
-use crate::config::lora_plan::{modules, of_any_expert};
+use crate::config::plan::{modules, of_any_expert};
 use crate::families::{HuggingFace, ModelOptions};
 
 /// Adapters that PEFT saved.

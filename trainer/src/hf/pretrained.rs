@@ -20,7 +20,7 @@ use super::read::tell_of_unread;
 use super::source::SourceFiles;
 use super::weights::Weights;
 use crate::checkpoint::{MANIFEST, named, newest_in, read_ahead};
-use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::config::plan::{ModelPlan, model_plan};
 use crate::config::{ConfigSources, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, FURTHER_TOKENS, ModelOptions};

@@ -13,8 +13,7 @@ use parallel::Axis;
 
 use crate::checkpoint::{ChangedSettings, Progress};
 use crate::config::LoggingConfig;
-use crate::config::learning_rate::LearningRate;
-use crate::config::plan::{ModelPlan, RunPlan};
+use crate::config::plan::{LearningRate, ModelPlan, RunPlan};
 use crate::error::{RunError, file_error};
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::gpu_peak::peak_tflops;

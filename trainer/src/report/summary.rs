@@ -10,12 +10,9 @@ use engine::step::Stage;
 use parallel::Axis;
 
 use crate::checkpoint::{MOST_STATES, Writers, rank_bytes, state_folder};
-use crate::config::bucket_shares;
-use crate::config::epochs;
-use crate::config::graph_plan::graph_scope;
 use crate::config::model_name::describe;
-use crate::config::parallel_plan::ParallelPlan;
-use crate::config::plan::RunPlan;
+use crate::config::plan::batches::{bucket_shares, epochs};
+use crate::config::plan::{ParallelPlan, RunPlan, graph_scope};
 use crate::config::{Fp8Choice, GraphScope, RunConfig};
 use crate::process_group::ProcessGroup;
 

@@ -11,8 +11,7 @@ use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 use serde::Serialize;
 
-use crate::config::batch_plan::BatchShare;
-use crate::config::plan::RunPlan;
+use crate::config::plan::{BatchShare, RunPlan};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::run::consistency::{check_data, check_identities};

@@ -9,8 +9,7 @@ use engine::step::{Stage, StepSettings};
 use parallel::{Axis, Place};
 use serde::Serialize;
 
-use crate::config::batch_plan::BatchShare;
-use crate::config::plan::RunPlan;
+use crate::config::plan::{BatchShare, RunPlan};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::run::set_up::step_settings;

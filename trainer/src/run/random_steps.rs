@@ -9,8 +9,7 @@ use device::cuda::Counters;
 use device::{Device, Element, HostArray, HostValues, Staging};
 use engine::step::{PendingMetrics, Stage};
 
-use crate::config::bucket_plan::BucketPlan;
-use crate::config::plan::{ModelPlan, RunPlan};
+use crate::config::plan::{BucketPlan, ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::run::set_up::{stage, step_settings};

@@ -10,9 +10,7 @@ use parallel::Axis;
 
 use crate::checkpoint::{KeptFile, Writers, rank_bytes, start_folder, states_to_come};
 use crate::config::RunConfig;
-use crate::config::batch_plan::BatchShare;
-use crate::config::optimizer_plan::OptimizerPlan;
-use crate::config::plan::{ModelPlan, RunPlan};
+use crate::config::plan::{BatchShare, ModelPlan, OptimizerPlan, RunPlan};
 use crate::error::RunError;
 use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;

@@ -3,8 +3,7 @@
 use common::format::bytes;
 use device::Device;
 
-use crate::config::parallel_plan::StateOnHost;
-use crate::config::plan::RunPlan;
+use crate::config::plan::{RunPlan, StateOnHost};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::told::tell;

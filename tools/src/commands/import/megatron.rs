@@ -6,7 +6,7 @@ use common::{Mistakes, UserError};
 use trainer::config::megatron::{Meaning, Takes, flags, meaning, same_value};
 use trainer::config::options::options;
 use trainer::config::other_names::Set;
-use trainer::config::rank_layout::data_ranks;
+use trainer::config::plan::data_ranks;
 
 use super::page::{Imported, written};
 use super::recognise;

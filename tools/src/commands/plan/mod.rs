@@ -12,11 +12,7 @@ use serde_json::to_string_pretty;
 
 use super::args::{text, text_flag, training_run};
 use crate::predict::{Card, Found, Search, fitting, forecast, limits, search, timeline_picture, with_state_as_needed};
-use trainer::config::attention_plan::suits_gpus;
-use trainer::config::batch_plan::BatchPlan;
-use trainer::config::epochs::in_steps;
-use trainer::config::model_plan::model_plan;
-use trainer::config::plan::RunPlan;
+use trainer::config::plan::{BatchPlan, RunPlan, in_steps, model_plan, suits_gpus};
 use trainer::config::request::TrainRequest;
 use trainer::config::{ModelKind, TrainConfig};
 use trainer::error::{RunError, file_error};

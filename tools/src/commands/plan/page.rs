@@ -8,9 +8,9 @@ use parallel::{Axis, MeshSizes};
 use serde_json::{Value, json};
 
 use crate::predict::{Card, Fit, Forecast, Found, Memory, picture};
-use trainer::config::epochs;
 use trainer::config::model_name::describe;
 use trainer::config::plan::RunPlan;
+use trainer::config::plan::batches::epochs;
 use trainer::config::{ContextTransfersChoice, PipelineSchedule, RecomputeGranularity};
 
 /// Letters of the picture's lines.

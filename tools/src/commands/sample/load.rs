@@ -8,7 +8,7 @@ use engine::model::{GptShape, gpt};
 use engine::params::Params;
 
 use super::SampleRequest;
-use trainer::config::model_plan::{ModelPlan, model_plan};
+use trainer::config::plan::{ModelPlan, model_plan};
 use trainer::error::RunError;
 use trainer::generation::prompt_tokens;
 use trainer::hf::Pretrained;

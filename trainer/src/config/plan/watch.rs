@@ -5,7 +5,7 @@ use std::time::Duration;
 use common::UserError;
 use launch::watch::WatchSettings;
 
-use super::ParallelConfig;
+use crate::config::ParallelConfig;
 
 const DAY: f64 = 86_400.0;
 /// Longer times are typing mistakes.

@@ -1,14 +1,16 @@
 //! The optimizer of a run, checked.
 
+mod learning_rate;
+
 use common::{Mistakes, UserError};
 use device::DType;
 use engine::optimizer::{MomentTypes, ParamGroup, SkipStep};
 
 use crate::config::checks::{at_least, at_most, fits_f32, require, within};
-use crate::config::learning_rate::{Decay, LearningRate};
 use crate::config::optimizers::groups;
-use crate::config::param_groups::NamedGroup;
+use crate::config::plan::parameters::NamedGroup;
 use crate::config::{DecayStyle, MomentDtype, OptimizerConfig, RunConfig};
+pub use learning_rate::{Decay, LearningRate};
 
 /// Share of the steps that warm up, if the configuration has no number of them.
 const WARMUP_PERCENT: usize = 3;

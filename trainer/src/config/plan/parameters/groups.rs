@@ -8,10 +8,10 @@ use common::UserError;
 use common::format::counted;
 use engine::optimizer::ParamGroup;
 
+use super::freeze::FrozenNames;
+use super::name_patterns::matching;
 use crate::config::checks::fits_f32;
-use crate::config::freeze_plan::FrozenNames;
-use crate::config::model_plan::ModelPlan;
-use crate::config::name_patterns::matching;
+use crate::config::plan::model::ModelPlan;
 
 const KEY: &str = "optimizer.param_groups";
 
@@ -104,8 +104,8 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigSources;
-    use crate::config::model_plan::model_plan;
-    use crate::config::optimizer_plan::OptimizerPlan;
+    use crate::config::plan::model::model_plan;
+    use crate::config::plan::optimizer::OptimizerPlan;
 
     /// The model, and the groups of an optimizer of that kind with these named groups.
     fn groups(

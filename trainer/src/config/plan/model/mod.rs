@@ -1,27 +1,38 @@
 //! The model of a configuration, checked, with every size.
 
+mod attention;
+mod experts;
+mod fp8;
+mod further;
+mod lora;
+mod loss_pieces;
+mod size;
+
 use common::{Mistakes, UserError};
 use device::ops::NormKind;
+use engine::fp8::Fp8Recipe;
 use engine::layer_partition::StageLayers;
 use engine::model::{
     Architecture, Experts, FeedForward, GptShape, MlpShape, NormPlacement, QkNorm, TensorParallel, gpt, gpt_part, mlp,
 };
 use parallel::{Axis, Ranks};
 
-use crate::config::attention_plan::{attention_kind, check_head_norms, head_dim, heads, position, windows};
-use crate::config::checks::{at_most, fits_f32, holdable, require, within};
-use crate::config::dpo_plan::preference;
-use crate::config::experts_plan::experts_plan;
-use crate::config::fp8_plan::{AttentionSizes, fp8_plan};
-use crate::config::further_plan::further_tokens;
-use crate::config::lora_plan::lora_plan;
-use crate::config::loss_pieces::loss_pieces;
-use crate::config::mlp_tiles::check_mlp_tiles;
-use crate::config::own_plan::with_own;
+use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::plan::dpo::preference;
 use crate::config::{
     self, Activation, Fp8Choice, ModelKind, Normalization, QkNormOver, RecomputeGranularity, ResidualInit, RunConfig,
 };
+use crate::extensions::{Extensions, Own};
 use crate::families::MOST_LAYERS;
+pub use attention::suits_gpus;
+use attention::{attention_kind, check_head_norms, head_dim, heads, position, windows};
+use experts::experts_plan;
+use fp8::{AttentionSizes, fp8_plan};
+use further::further_tokens;
+use lora::lora_plan;
+pub use lora::{AdaptedModule, modules, of_any_expert};
+use loss_pieces::loss_pieces;
+pub use size::ModelSize;
 
 /// The kind of model, with all sizes.
 #[derive(Clone, Debug)]
@@ -291,6 +302,70 @@ fn above_zero(key: &str, value: Option<f64>) -> Result<Option<f64>, UserError> {
     fits_f32(key, number)?;
     within(key, number, number > 0.0 && (number as f32) > 0.0, "it is above 0, also as f32", "leave it unset")?;
     Ok(value)
+}
+
+/// The shape with the part and the loss that the program adds, if the run names them.
+pub(super) fn with_own(config: &RunConfig, shape: GptShape) -> Result<GptShape, UserError> {
+    let added = Extensions::installed();
+    let own_part = Own::chosen(added.parts, "part", config)?;
+    let own_loss = Own::chosen(added.losses, "loss", config)?;
+    let refuse = |own: &str, other: String, rule: &str| {
+        Err(UserError::new(format!("{own} with {other}"), rule, "leave one of the two out"))
+    };
+    if own_part.is_some() && shape.mlp_tiles > 1 {
+        let other = format!("recompute.mlp_tiles = {}", shape.mlp_tiles);
+        return refuse("own.part", other, "tiles are for the feed-forward layers that the trainer has");
+    }
+    let has_terms = own_part.as_ref().is_some_and(|part| !part.terms().is_empty());
+    if has_terms && config.parallel.sequence_parallel && config.parallel.tensor > 1 {
+        let rule = "a part's term of the loss is counted over all rows, and ranks have some rows each";
+        return refuse("own.part", "parallel.sequence_parallel".into(), rule);
+    }
+    if own_loss.is_some() {
+        let rule = "a loss of the program's takes the place of cross-entropy over the whole vocabulary";
+        for (excludes, other) in [
+            (shape.preference.is_some(), "data.dpo or data.kto".to_string()),
+            (shape.further_tokens.is_some(), "model.mtp_layers".into()),
+            (shape.z_loss_multiplier != 0.0, "train.z_loss_multiplier".into()),
+            (shape.logit_soft_cap.is_some(), "model.logit_soft_cap".into()),
+            (config.parallel.tensor > 1, format!("parallel.tensor = {}", config.parallel.tensor)),
+        ] {
+            if excludes {
+                return refuse("own.loss", other, rule);
+            }
+        }
+    }
+    Ok(GptShape { own_part, own_loss, ..shape })
+}
+
+/// Checks the number of tiles for a model of that shape.
+pub(super) fn check_mlp_tiles(config: &RunConfig, shape: &GptShape) -> Result<(), UserError> {
+    let (key, tiles) = ("recompute.mlp_tiles", config.recompute.mlp_tiles);
+    at_least(key, tiles, 1)?;
+    for (excludes, other, rule, fix) in [
+        (
+            shape.fp8.is_some_and(|fp8| fp8.recipe != Fp8Recipe::Delayed),
+            format!("precision.fp8_recipe = \"{}\"", config.precision.fp8_recipe),
+            "scales of tiles are delayed: others follow from all tokens, or differ between the copies of a tensor",
+            "set precision.fp8_recipe = \"delayed\" (--fp8-recipe), or leave out --mlp-tiles",
+        ),
+        (
+            shape.fp8.is_some() && shape.lora.is_some(),
+            format!("precision.fp8 = \"{}\" and model.lora_rank = {}", config.precision.fp8, config.model.lora_rank),
+            "tiles keep bytes alone for weight gradients, and adapters read values of 16 bits",
+            "set precision.fp8 = \"none\", or leave out --mlp-tiles",
+        ),
+        (
+            shape.experts.is_some(),
+            format!("model.experts = {}", config.model.experts),
+            "layers of experts are not computed in tiles",
+            "leave out --mlp-tiles",
+        ),
+    ] {
+        let error = || UserError::new(format!("{key} = {tiles} with {other}"), rule, fix);
+        require(tiles == 1 || !excludes, error)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

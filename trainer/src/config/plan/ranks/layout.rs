@@ -6,8 +6,8 @@ use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
 use parallel::{Axis, Mesh, MeshSizes, Schedule};
 
+use super::context::check_context;
 use crate::config::checks::{at_least, require};
-use crate::config::context_plan::check_context;
 use crate::config::{
     GraphMempool, GraphScope, ModelKind, ParallelConfig, PipelineSchedule, RecomputeGranularity, RunConfig,
 };

@@ -6,7 +6,7 @@ use engine::model::{AttentionKind, Latent};
 use engine::precision::Precision;
 
 use crate::config::checks::{at_least, at_most, require};
-use crate::config::context_plan::tokens_here;
+use crate::config::plan::ranks::tokens_here;
 use crate::config::{Activation, AmaxAlgo, Fp8Choice, RunConfig};
 
 /// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.

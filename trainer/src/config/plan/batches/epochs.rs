@@ -4,7 +4,7 @@ use common::UserError;
 use common::format::{count, counted};
 use data::{Epoch, Source};
 
-use crate::config::batch_plan::BatchPlan;
+use super::batch::BatchPlan;
 use crate::config::plan::RunPlan;
 use crate::config::{RunConfig, TrainConfig};
 

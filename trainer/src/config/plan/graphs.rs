@@ -6,8 +6,8 @@ use engine::layer_partition::StageLayers;
 use engine::model::layer_modules;
 use graph_manager::Mempool;
 
+use super::model::ModelPlan;
 use crate::config::checks::require;
-use crate::config::model_plan::ModelPlan;
 use crate::config::{CudaGraphConfig, GraphMempool, GraphScope, PipelineSchedule, RecomputeGranularity, RunConfig};
 
 /// The options of a rank's graphs of that model. `layers` are those of any rank.

@@ -1,5 +1,16 @@
 //! The checked plan of a run. All validation happens here, before any other work.
 
+mod activations;
+pub mod batches;
+mod dpo;
+mod evaluation;
+mod graphs;
+mod model;
+mod optimizer;
+pub mod parameters;
+pub mod ranks;
+mod watch;
+
 use common::{Mistakes, UserError};
 use data::{DataConfig, DataError, Source, Split};
 use device::ops::Documents;
@@ -9,25 +20,23 @@ use engine::model::{Architecture, Restart, SampleRow, TensorParallel};
 use launch::watch::WatchSettings;
 use parallel::{Axis, Connections, Lane};
 
-use crate::config::activation_plan::PrintedActivations;
-use crate::config::batch_plan::BatchPlan;
-use crate::config::bucket_plan::BucketPlan;
 use crate::config::checks::{at_least, at_most, require, within};
-use crate::config::dpo_plan;
-pub use crate::config::evaluation_plan::EvaluationPlan;
-use crate::config::evaluation_plan::{check_samples, check_validation};
-use crate::config::freeze_plan::FrozenNames;
-use crate::config::frozen_weights::check_frozen_weights;
-use crate::config::graph_plan::graph_options;
-use crate::config::learning_rate::{Decay, LearningRate};
-pub use crate::config::model_plan::ModelPlan;
-use crate::config::model_plan::{check_model_magnitudes, model_plan};
-use crate::config::model_size::ModelSize;
-use crate::config::optimizer_plan::OptimizerPlan;
-use crate::config::parallel_plan::{ParallelPlan, StateOnHost};
-use crate::config::param_groups::NamedGroup;
-use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig};
+use activations::PrintedActivations;
+pub use batches::{BatchPlan, BatchShare, BucketPlan, in_steps, plan_in_steps};
+pub use evaluation::EvaluationPlan;
+use evaluation::{check_samples, check_validation};
+use graphs::graph_options;
+pub use graphs::graph_scope;
+pub use model::{AdaptedModule, ModelPlan, model_plan, modules, of_any_expert, suits_gpus};
+use model::{ModelSize, check_model_magnitudes};
+use optimizer::Decay;
+pub use optimizer::{LearningRate, OptimizerPlan};
+pub use parameters::FrozenNames;
+use parameters::{NamedGroup, check_frozen_weights};
+use ranks::layout;
+pub use ranks::{ParallelPlan, StateOnHost, data_ranks, has_documents};
+pub use watch::watch_settings;
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -104,7 +113,7 @@ impl RunPlan {
         // Sizes are multiplied from here on.
         mistakes.keep(check_magnitudes(&config))?;
         check_numbers(&config, mistakes);
-        let mesh = mistakes.keep(rank_layout::mesh(&config, world_size));
+        let mesh = mistakes.keep(layout::mesh(&config, world_size));
         let batch = mesh.and_then(|mesh| mistakes.keep(BatchPlan::new(&config.train, mesh.size(Axis::Data))));
         let watch = mistakes.keep(watch_settings(&config.parallel));
         let optimizer = mistakes.keep(OptimizerPlan::new(&config));
@@ -197,7 +206,7 @@ impl RunPlan {
         match &self.model {
             // An evaluation that keeps losses has rows of its own, one for each choice.
             ModelPlan::Gpt(_) if self.keeps_losses => SampleRow::conversations(seq),
-            ModelPlan::Gpt(_) if self.config.data.kind().is_judged() => dpo_plan::row(&self.config),
+            ModelPlan::Gpt(_) if self.config.data.kind().is_judged() => dpo::row(&self.config),
             // The unused rest of a packed sample counts as one more conversation.
             ModelPlan::Gpt(_) if self.config.data.sft_packing > 1 => {
                 SampleRow::packed(seq, self.config.data.sft_packing + 1).with_padding()

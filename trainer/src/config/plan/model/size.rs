@@ -3,7 +3,7 @@
 use common::format::count;
 use engine::params::ParamSpec;
 
-use crate::config::model_plan::ModelPlan;
+use super::ModelPlan;
 
 /// The counts of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,9 +45,9 @@ impl ModelSize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model_plan;
     use super::*;
     use crate::config::ConfigSources;
-    use crate::config::model_plan::model_plan;
 
     #[test]
     fn of_experts_those_are_active_that_a_token_takes() {

@@ -8,11 +8,12 @@ use engine::params::{MasterForm, Sharding};
 use engine::precision::Precision;
 use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
+use super::{context, layout};
 use crate::config::checks::{at_least, require};
-use crate::config::model_plan::ModelPlan;
+use crate::config::plan::model::ModelPlan;
 use crate::config::{
     DataParallelSharding, GradReduce, MomentDtype, OptimizerChoice, ParallelConfig, PipelineSchedule, RecomputeConfig,
-    RecomputeGranularity, RunConfig, context_plan, rank_layout,
+    RecomputeGranularity, RunConfig,
 };
 
 /// How the ranks divide the work.
@@ -194,14 +195,14 @@ impl ParallelPlan {
         let parallel = &config.parallel;
         let (mut blocks, mut shares_table, mut context_transfers) = (Vec::new(), false, ContextTransfers::Keys);
         if let ModelPlan::Gpt(shape) = model {
-            rank_layout::check_shape(config, shape)?;
-            blocks = rank_layout::blocks(config, shape)?;
-            mesh = rank_layout::with_key_heads(mesh, shape)?;
+            layout::check_shape(config, shape)?;
+            blocks = layout::blocks(config, shape)?;
+            mesh = layout::with_key_heads(mesh, shape)?;
             shares_table = shape.table_is_shared();
-            context_transfers = context_plan::transfers(config, shape)?;
+            context_transfers = context::transfers(config, shape)?;
         }
-        rank_layout::check_schedule(config)?;
-        let schedule = rank_layout::schedule(config, microbatch_counts)?;
+        layout::check_schedule(config)?;
+        let schedule = layout::schedule(config, microbatch_counts)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("recompute.blocks", config.recompute.blocks.unwrap_or(1), 1)?;
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;

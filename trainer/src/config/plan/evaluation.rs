@@ -3,8 +3,8 @@
 use common::UserError;
 use engine::params::Sharding;
 
+use super::model::ModelPlan;
 use crate::config::checks::{at_least, require};
-use crate::config::model_plan::ModelPlan;
 use crate::config::{Fp8Choice, ParallelConfig, RunConfig, TrainConfig};
 
 /// When the model is evaluated, and on how much.

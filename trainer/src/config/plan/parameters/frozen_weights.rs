@@ -6,10 +6,10 @@ use engine::model::{AttentionKind, GptShape, Latent};
 use engine::params::Sharding;
 use parallel::Axis;
 
+use super::freeze::FrozenNames;
 use crate::config::checks::require;
-use crate::config::freeze_plan::FrozenNames;
-use crate::config::model_plan::ModelPlan;
-use crate::config::parallel_plan::ParallelPlan;
+use crate::config::plan::model::ModelPlan;
+use crate::config::plan::ranks::ParallelPlan;
 use crate::config::{Fp8Choice, RunConfig};
 
 /// Fails on frozen weights as codes that a run cannot have.

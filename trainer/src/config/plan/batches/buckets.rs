@@ -4,8 +4,9 @@ use common::{Mistakes, UserError};
 use data::DataConfig;
 
 use crate::config::checks::require;
-use crate::config::model_plan::{ModelPlan, model_plan};
-use crate::config::{ModelConfig, RunConfig, rank_layout};
+use crate::config::plan::model::{ModelPlan, model_plan};
+use crate::config::plan::ranks::layout;
+use crate::config::{ModelConfig, RunConfig};
 
 /// The lengths below that of the model. All samples fit that one.
 #[derive(Clone, Debug, Default)]
@@ -138,7 +139,7 @@ fn check_length(config: &RunConfig, length: usize) -> Result<(), UserError> {
     let mut shorter = config.clone();
     shorter.model.seq_length = length;
     let checked = model_plan(&shorter).and_then(|model| match model {
-        ModelPlan::Gpt(shape) => rank_layout::check_shape(&shorter, &shape),
+        ModelPlan::Gpt(shape) => layout::check_shape(&shorter, &shape),
         ModelPlan::Mlp(_) => unreachable!("the same kind of model"),
     });
     checked.map_err(|error| UserError {

@@ -6,8 +6,8 @@ use engine::hooks::HookPlace;
 use engine::layer_partition::StageLayers;
 use engine::model::{AttentionKind, layer_modules};
 
+use super::model::ModelPlan;
 use crate::config::checks::require;
-use crate::config::model_plan::ModelPlan;
 use crate::config::{GraphScope, RecomputeGranularity, RunConfig};
 
 /// The outputs that are printed, with the names that the configuration gives them.

@@ -5,7 +5,7 @@ use device::ops::{ExpertGroups, GroupScore, Router, Score};
 use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
-use crate::config::context_plan::tokens_here;
+use crate::config::plan::ranks::tokens_here;
 use crate::config::{
     Activation, BalanceLossOver, ExpertGroupScore, Fp8Choice, ModelConfig, RouterScore, RunConfig, TokenDropPolicy,
     TrainConfig,

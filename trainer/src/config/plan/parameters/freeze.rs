@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use common::UserError;
 use engine::model::{GptShape, is_adapter};
 
-use crate::config::model_plan::ModelPlan;
-use crate::config::name_patterns::matching;
+use super::name_patterns::matching;
+use crate::config::plan::model::ModelPlan;
 
 /// The names of the parameters that keep their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl FrozenNames {
 mod tests {
     use super::*;
     use crate::config::ConfigSources;
-    use crate::config::model_plan::model_plan;
+    use crate::config::plan::model::model_plan;
 
     fn names(patterns: &[&str]) -> Result<FrozenNames, UserError> {
         let mut sources = ConfigSources::default();

@@ -4,12 +4,12 @@ use common::UserError;
 use data::DataConfig;
 use engine::model::{AttentionKind, ContextTransfers, GptShape};
 
+use super::layout::brings_own_tokens;
 use crate::config::checks::require;
-use crate::config::rank_layout::brings_own_tokens;
 use crate::config::{ContextTransfersChoice, ParallelConfig, RunConfig};
 
 /// Tokens of a microbatch that a rank has.
-pub(super) fn tokens_here(config: &RunConfig) -> usize {
+pub(crate) fn tokens_here(config: &RunConfig) -> usize {
     config.train.micro_batch_size * config.model.seq_length / config.parallel.context.max(1)
 }
 

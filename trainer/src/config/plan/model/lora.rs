@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use common::{UserError, nearest};
 use engine::model::{AttentionKind, GptShape, Latent, Lora, LoraTarget, gpt};
 
+use super::is_dropout_rate;
 use crate::config::RunConfig;
 use crate::config::checks::{at_least, require, within};
-use crate::config::model_plan::is_dropout_rate;
 use crate::families;
 
 /// The target that means all linear layers of blocks, as in PEFT.
@@ -58,8 +58,10 @@ pub fn of_any_expert(name: &str) -> String {
 /// # Errors
 /// In words, the property of the shape that the nearest family lacks.
 pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
-    use LoraTarget::{AttentionOutput, Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
-    use LoraTarget::{KeyValueLatent, KeyValueOfLatent, QueryOfLatent};
+    use LoraTarget::{
+        AttentionOutput, Down, Gate, GateUp, Key, KeyValueLatent, KeyValueOfLatent, Query, QueryKeyValue,
+        QueryOfLatent, Up, Value,
+    };
     let before_attention = match &shape.attention {
         AttentionKind::Latent(latent) => vec![latent.queries(), KeyValueLatent],
         _ => vec![Query, Key, Value],
@@ -180,9 +182,9 @@ fn unknown(text: &str, all: &[AdaptedModule]) -> UserError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{ModelPlan, model_plan};
     use super::*;
     use crate::config::ConfigSources;
-    use crate::config::model_plan::{ModelPlan, model_plan};
 
     fn plan(options: &str) -> Result<Option<Lora>, String> {
         let mut sources = ConfigSources::default();
@@ -195,8 +197,10 @@ mod tests {
 
     #[test]
     fn targets_have_the_names_of_the_models_family() {
-        use LoraTarget::{AttentionOutput, Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
-        use LoraTarget::{KeyValueLatent, KeyValueOfLatent, QueryLatent, QueryOfLatent};
+        use LoraTarget::{
+            AttentionOutput, Down, Gate, GateUp, Key, KeyValueLatent, KeyValueOfLatent, Query, QueryKeyValue,
+            QueryLatent, QueryOfLatent, Up, Value,
+        };
         let targets = |options: &str| plan(&format!("[model]\nlora_rank = 8\n{options}")).unwrap().unwrap().targets;
         let llama = "preset = \"tiny-llama\"\n";
         assert_eq!(targets(llama), [Query, Key, Value, AttentionOutput, Gate, Up, Down]);

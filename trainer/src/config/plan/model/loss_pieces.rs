@@ -4,7 +4,7 @@ use common::UserError;
 
 use crate::config::RunConfig;
 use crate::config::checks::require;
-use crate::config::context_plan::tokens_here;
+use crate::config::plan::ranks::tokens_here;
 
 /// A piece's logits may take the memory of this many tensors of (tokens, hidden) for each block. A block keeps 16 and
 /// more of them for backward, if nothing is recomputed.
