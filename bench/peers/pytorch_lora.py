@@ -7,7 +7,7 @@ bitsandbytes, in 8 or 4 bits.
         --vocab 151936 --experts 128 --top-k 8 --seq 4096 --micro-batch 2
 
 bitsandbytes has no experts that lie in one tensor, so these stay in bf16, and PEFT adapts them as parameters. Adapters are
-bf16, attention is SDPA, the optimizer is fused AdamW. Prints one line of JSON.
+bf16, attention is SDPA unless another is named, the optimizer is fused AdamW. Prints one line of JSON.
 """
 
 import argparse
@@ -29,6 +29,7 @@ def arguments():
     for name, value in [("head-dim", 0), ("experts", 0), ("top-k", 0), ("micro-batch", 1), ("rank", 16), ("steps", 6)]:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--base", choices=["bf16", "nf4", "int8"], default="bf16")
+    parser.add_argument("--attention", default="sdpa", help="of transformers; gpt_oss, with its sinks, has no sdpa")
     parser.add_argument("--checkpointing", action="store_true", help="recompute blocks in backward")
     parser.add_argument("--mode", choices=["eager", "compile"], default="eager")
     parser.add_argument("--device", default="cuda")
@@ -50,6 +51,8 @@ def config(case):
     if case.experts:
         sizes |= dict(moe_intermediate_size=case.ffn, num_experts=case.experts, num_experts_per_tok=case.top_k)
         sizes |= dict(norm_topk_prob=True, output_router_logits=False)
+        if case.config == "gpt_oss":
+            sizes["num_local_experts"] = sizes.pop("num_experts")
     made = transformers.AutoConfig.for_model(case.config, **sizes)
     if case.experts:
         made._experts_implementation = "grouped_mm"
@@ -74,7 +77,7 @@ def coded(linear, base):
 def model_of(case):
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(case.device):
-        model = transformers.AutoModelForCausalLM.from_config(config(case), attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_config(config(case), attn_implementation=case.attention)
     if case.base != "bf16":
         for name, module in list(model.model.layers.named_modules()):
             if isinstance(module, nn.Linear) and not name.endswith("gate"):

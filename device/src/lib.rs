@@ -59,7 +59,7 @@ pub use buffer_name::BufferName;
 pub(crate) use buffer_name::BufferNames;
 pub use capture_mode::CaptureMode;
 pub use checker::Checked;
-pub use communicator::{Communicator, Probe, Request};
+pub use communicator::{Communicator, Probe, Request, SharedArea};
 pub use device::{ALIGNMENT, Area, Device, Home, HostOptions, Listener, Snapshot, Submission, TraceEvent};
 pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
