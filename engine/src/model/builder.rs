@@ -4,7 +4,7 @@ use device::ops::DropoutPart;
 
 use super::architecture::StepTensors;
 use super::dropout::DropoutLayer;
-use super::shape::GptShape;
+use super::gpt::GptShape;
 use super::tensor_parallel::{Packed, TensorParallel};
 use crate::batch_sizes::sequence_share;
 use crate::params::{ParamSpec, Params};

@@ -3,9 +3,10 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::hidden::Hidden;
-use super::saved::Saved;
+use super::sequence::Hidden;
 use crate::step_policy::StepContext;
+use std::any::Any;
+use std::rc::Rc;
 
 /// A layer: an explicit forward and an explicit backward, nothing else.
 ///
@@ -57,4 +58,26 @@ pub trait LossHead {
     /// # Errors
     /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, saved: &Saved) -> Result<Tensor>;
+}
+
+/// The values that the forward of a layer or a part leaves for its backward. Each kind of layer has a type of its own.
+#[derive(Clone)]
+pub struct Saved(Rc<dyn Any>);
+
+impl Saved {
+    /// Wraps the values that a forward leaves.
+    pub fn new<T: 'static>(value: T) -> Saved {
+        Saved(Rc::new(value))
+    }
+
+    /// The values that the forward left.
+    ///
+    /// # Panics
+    /// If it left another type: a backward gets the values of the same layer's forward.
+    pub fn get<T: 'static>(&self) -> &T {
+        match self.0.downcast_ref::<T>() {
+            Some(value) => value,
+            None => unreachable!("a backward gets what its own forward left"),
+        }
+    }
 }

@@ -11,14 +11,11 @@ use parallel::Ranks;
 
 use super::architecture::{Architecture, Chunk, Model, StepTensors};
 use super::dropout::DropoutLayer;
-use super::head::RegressionHead;
-use super::hidden::Hidden;
-use super::layer::Layer;
+use super::gpt::RegressionHead;
+use super::layer::{Layer, Saved};
 use super::linear::{Linear, LinearSpec};
 use super::loss_term::LossTerm;
-use super::position::RotaryTables;
-use super::sample_row::SampleRow;
-use super::saved::Saved;
+use super::sequence::{Hidden, RotaryTables, SampleRow};
 use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::Operand;
 use crate::layer_partition::StageLayers;

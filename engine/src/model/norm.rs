@@ -1,13 +1,13 @@
 //! A norm of the residual stream. It first adds the output of the part before.
 
-use device::ops::{Norm, NormBackward, NormKind, PartialColumns, QuantizeSource, RowSums};
+use device::ops::{AddPartialColumns, Norm, NormBackward, NormKind, PartialColumns, QuantizeSource, RowSums};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use super::norm_sums::NormSums;
-use super::shape::GptShape;
+use super::gpt::GptShape;
 use super::tensor_parallel::TensorParallel;
 use super::token_cost::TokenCost;
+use crate::microbatch::adds_to_gradients;
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::step_policy::StepContext;
 
@@ -204,5 +204,27 @@ impl NormLayer {
         };
         cx.run(op)?;
         Ok(grad_input)
+    }
+}
+
+/// The parts of parameter gradients, of all norms of a block. One operation adds them up.
+#[must_use]
+#[derive(Default)]
+pub(crate) struct NormSums(Vec<PartialColumns>);
+
+impl NormSums {
+    pub(super) fn push(&mut self, sum: PartialColumns) {
+        self.0.push(sum);
+    }
+
+    /// Adds them up, if any are left. It is the end of the region that left the parts.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn add_up(self, cx: &StepContext<'_>) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        cx.run(AddPartialColumns { sums: self.0.into(), accumulate: adds_to_gradients(cx) })
     }
 }

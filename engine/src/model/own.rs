@@ -7,9 +7,9 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::architecture::StepTensors;
+use super::gpt::GptShape;
+use super::layer::Saved;
 use super::loss_term::LossTerm;
-use super::saved::Saved;
-use super::shape::GptShape;
 use crate::params::{Init, Param};
 use crate::step_policy::StepContext;
 

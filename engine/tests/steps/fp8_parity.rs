@@ -1,5 +1,5 @@
 //! A whole block in 8 bits against PyTorch. PyTorch casts to its own 8-bit types and multiplies in f32: see `fp8.py`
-//! beside `reference.py`. One linear layer alone is compared in `engine/src/model/linear_parity.rs`.
+//! beside `reference.py`. One linear layer alone is compared in `engine/src/model/linear/parity.rs`.
 
 use device::{Device, HostValues};
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe, ScaleCell};

@@ -13,7 +13,7 @@ use super::sinks::Sinks;
 use crate::batch_sizes::BatchSizes;
 use crate::model::buffers::tensor_like;
 use crate::model::builder::LayerBuilder;
-use crate::model::shape::GptShape;
+use crate::model::gpt::GptShape;
 use crate::model::tensor_parallel::{ContextTransfers, TensorParallel};
 use crate::step_policy::StepContext;
 

@@ -6,7 +6,7 @@ use device::ops::{CollectiveKind, Corner, KeysOf, OrderRows, RankKeys, RankKeysB
 use graph_manager::Result;
 use parallel::Ranks;
 
-use crate::model::whole_samples::WholeSamples;
+use crate::model::sequence::WholeSamples;
 use crate::step_policy::StepContext;
 
 /// The ranks that divide the sequences of an attention.

@@ -6,7 +6,7 @@ use graph_manager::Result;
 
 use crate::microbatch::adds_to_gradients;
 use crate::model::builder::ShardedShape;
-use crate::model::shape::GptShape;
+use crate::model::gpt::GptShape;
 use crate::model::token_cost::TokenCost;
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::step_policy::StepContext;

@@ -8,7 +8,7 @@ use graph_manager::Result;
 use super::head_norms::names;
 use crate::microbatch::adds_to_gradients;
 use crate::model::builder::ShardedShape;
-use crate::model::shape::GptShape;
+use crate::model::gpt::GptShape;
 use crate::model::tensor_parallel::{Packed, TensorParallel};
 use crate::model::token_cost::TokenCost;
 use crate::params::{Init, Param, ParamSpec, Params};

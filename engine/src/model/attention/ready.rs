@@ -8,7 +8,7 @@ use super::CausalAttention;
 use super::head_norms::{self, HeadNorms};
 use super::joint_norms::{self, JointNorms};
 use crate::model::builder::{LayerBuilder, ShardedShape};
-use crate::model::shape::{GptShape, QkNorm};
+use crate::model::gpt::{GptShape, QkNorm};
 use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;

@@ -9,7 +9,7 @@ mod own;
 mod tiled;
 
 use super::part::PartSpec;
-use super::shape::{FeedForward, GptShape};
+use crate::model::gpt::{FeedForward, GptShape};
 use dense::{Activation, DenseSpec};
 use device::ops::Gate;
 pub use experts::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};

@@ -6,12 +6,12 @@ use device::{Shape, Tensor};
 use graph_manager::Result;
 
 use crate::model::builder::{LayerBuilder, ShardedShape};
-use crate::model::hidden::Samples;
+use crate::model::gpt::GptShape;
+use crate::model::layer::Saved;
 use crate::model::norm::Normed;
 use crate::model::own::{OwnLayer, OwnParam, OwnPart};
 use crate::model::part::{BlockPart, PartSpec, SavedInput};
-use crate::model::saved::Saved;
-use crate::model::shape::GptShape;
+use crate::model::sequence::Samples;
 use crate::model::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;

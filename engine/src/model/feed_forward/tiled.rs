@@ -11,13 +11,13 @@ use graph_manager::Result;
 
 use super::dense::{ActivationBackward, DenseFeedForward};
 use crate::fp8::{Copies, Operand};
-use crate::model::adapter::SavedAdapter;
 use crate::model::buffers::with_width;
 use crate::model::dropout::{drop_in_place, dropout_backward};
-use crate::model::hidden::Samples;
+use crate::model::layer::Saved;
+use crate::model::linear::SavedAdapter;
 use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, SavedInput};
-use crate::model::saved::Saved;
+use crate::model::sequence::Samples;
 use crate::params::Param;
 use crate::precision::Product;
 use crate::step_policy::StepContext;

@@ -11,8 +11,14 @@
 //! [`Linear::forward_row_parallel`] and [`Linear::backward_column_parallel`] also sum over the ranks that share the
 //! layer.
 
+mod adapted;
+mod adapter;
+mod lora;
+#[cfg(test)]
+mod parity;
 mod spec;
 mod tiles;
+mod weight_input;
 
 use std::rc::Rc;
 
@@ -20,18 +26,20 @@ use device::ops::{BiasGrad, Epilogue, Fp8Matrix, Gemm, QuantizeSource};
 use device::{Communicator, Tensor};
 use graph_manager::Result;
 
-use super::adapter::{Adapter, AdapterGradient, SavedAdapter};
 use super::buffers::with_width;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
 use super::tensor_parallel::TensorParallel;
-use super::weight_input::WeightInput;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
 use crate::microbatch::adds_to_gradients;
 use crate::params::Param;
 use crate::precision::{Precision, Product};
 use crate::step_policy::StepContext;
+pub use adapted::{AdaptedLayer, AdapterRows};
+pub(crate) use adapter::{Adapter, AdapterGradient, AdapterSpec, SavedAdapter};
+pub use lora::{Lora, LoraTarget, is_adapter};
 pub(crate) use spec::LinearSpec;
+pub(crate) use weight_input::WeightInput;
 
 /// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, if there is one, bias `(out)`.
 #[derive(Clone, Copy)]

@@ -17,9 +17,8 @@ use crate::layer_partition::StageLayers;
 use crate::microbatch::adds_to_gradients;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::expert_loads::SelectionBias;
-use crate::model::hidden::Samples;
 use crate::model::loss_term::LossTerm;
-use crate::model::whole_samples::WholeSamples;
+use crate::model::sequence::{Samples, WholeSamples};
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 

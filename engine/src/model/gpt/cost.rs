@@ -9,11 +9,11 @@
 
 use super::block::block_cost;
 use super::further::further_cost;
-use super::gpt::gpt;
+use super::gpt;
 use super::head::head_cost;
-use super::lora::is_adapter;
 use super::shape::GptShape;
-use super::token_cost::TokenCost;
+use crate::model::linear::is_adapter;
+use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 
 /// Floating-point operations a second that bf16 products achieve on an H200; its data sheet says 989 TFLOP/s.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use device::ops::{LatentHead, Mask, NormKind, Preference, Scores};
 use device::{DType, bf16};
 
-use super::feed_forward::Experts;
-use super::lora::Lora;
-use super::own::{OwnLoss, OwnPart};
-use super::position::Position;
 use crate::fp8::Fp8;
+use crate::model::feed_forward::Experts;
+use crate::model::linear::Lora;
+use crate::model::own::{OwnLoss, OwnPart};
+use crate::model::sequence::Position;
 use crate::params::Init;
 use crate::precision::Precision;
 
@@ -195,7 +195,7 @@ pub struct GptShape {
     /// Training also predicts tokens beyond the next one. Goes without learned positions, `preference`, `own_loss` and `lora`.
     pub further_tokens: Option<FurtherTokens>,
     /// The loss of pairs of answers: training learns to prefer one of the two. A sample then has
-    /// [pairs](super::SampleRow::pairs), and a piece of the loss has whole samples. `None`: the loss is of targets.
+    /// [pairs](crate::model::SampleRow::pairs), and a piece of the loss has whole samples. `None`: the loss is of targets.
     pub preference: Option<Preference>,
     /// Seed of dropout.
     pub seed: u64,

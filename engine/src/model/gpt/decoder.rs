@@ -4,18 +4,18 @@ use device::ops::{Embedding, Epilogue, Gemm, SoftCap, TakeRows};
 use device::{Area, DType, Device, Shape, Tensor};
 use graph_manager::Result;
 
-use super::architecture::StepTensors;
 use super::block::Block;
 use super::branch::Branch;
-use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::EmbeddingLayer;
-use super::gpt::rotary_tables;
 use super::head::LanguageHead;
-use super::loss_term::{LossTerm, TermSums};
-use super::part::DecodeStep;
-use super::position::{RotaryTables, TokensHere};
+use super::rotary_tables;
 use super::shape::GptShape;
-use super::tensor_parallel::TensorParallel;
+use crate::model::architecture::StepTensors;
+use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::loss_term::{LossTerm, TermSums};
+use crate::model::part::DecodeStep;
+use crate::model::sequence::{RotaryTables, TokensHere};
+use crate::model::tensor_parallel::TensorParallel;
 use crate::params::Params;
 use crate::step_policy::StepContext;
 

@@ -4,11 +4,10 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::attention::attended::Attended;
 use super::block::Block;
-use super::hidden::Hidden;
-use super::layer::Layer;
-use super::saved::Saved;
+use crate::model::attention::attended::Attended;
+use crate::model::layer::{Layer, Saved};
+use crate::model::sequence::Hidden;
 use crate::step_policy::StepContext;
 
 /// A few blocks as one layer (Chen et al., 2016). Its forward saves the sum of the residual stream that the first norm

@@ -10,21 +10,19 @@
 use device::Tensor;
 use graph_manager::Result;
 
-use super::attention::attended::Attended;
-use super::attention::attention;
 use super::branch::{Branch, SavedBranch};
-use super::builder::{LayerBuilder, ShardedShape};
-use super::feed_forward::feed_forward;
-use super::hidden::Hidden;
-use super::layer::Layer;
-use super::norm::NormSpec;
-use super::norm_sums::NormSums;
-use super::part::PartSpec;
-use super::saved::Saved;
 use super::shape::GptShape;
-use super::token_cost::TokenCost;
 use crate::graph_options::GraphModule;
 use crate::hooks::after_module;
+use crate::model::attention::attended::Attended;
+use crate::model::attention::attention;
+use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::feed_forward::feed_forward;
+use crate::model::layer::{Layer, Saved};
+use crate::model::norm::{NormSpec, NormSums};
+use crate::model::part::PartSpec;
+use crate::model::sequence::Hidden;
+use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 

@@ -5,13 +5,12 @@ use device::Tensor;
 use device::ops::{Add, QuantizeSource};
 use graph_manager::Result;
 
-use super::attention::attended::Attended;
-use super::hidden::Hidden;
-use super::norm::{NormLayer, Normed, SavedNorm};
-use super::norm_sums::NormSums;
-use super::part::{BlockPart, DecodeStep, Halves, SavedInput};
-use super::saved::Saved;
 use crate::graph_options::GraphModule;
+use crate::model::attention::attended::Attended;
+use crate::model::layer::Saved;
+use crate::model::norm::{NormLayer, NormSums, Normed, SavedNorm};
+use crate::model::part::{BlockPart, DecodeStep, Halves, SavedInput};
+use crate::model::sequence::Hidden;
 use crate::params::Param;
 use crate::regions::Region;
 use crate::step_policy::StepContext;

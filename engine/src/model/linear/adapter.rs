@@ -15,12 +15,12 @@ use device::Tensor;
 use device::ops::{Add, Columns, Dropout, DropoutPart, DropoutSite, Epilogue, Gemm, GemmColumns, GroupedGemm};
 use graph_manager::Result;
 
-use super::buffers::tensor_like;
-use super::builder::LayerBuilder;
-use super::dropout::{DropoutLayer, dropout_backward};
 use super::lora::{Lora, LoraTarget};
-use super::tensor_parallel::{Packed, TensorParallel};
 use crate::microbatch::adds_to_gradients;
+use crate::model::buffers::tensor_like;
+use crate::model::builder::LayerBuilder;
+use crate::model::dropout::{DropoutLayer, dropout_backward};
+use crate::model::tensor_parallel::{Packed, TensorParallel};
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 use crate::tile::Tile;
@@ -95,11 +95,11 @@ const MOST: usize = 3;
 /// The adapters of a linear layer before they have memory.
 #[derive(Clone, Debug)]
 pub(crate) struct AdapterSpec {
-    pub(super) rank: usize,
+    pub(crate) rank: usize,
     scale: f32,
     dropout: f64,
     /// By adapter: the numbers of the matrices that it covers, among the packed ones.
-    pub(super) groups: Vec<Range<usize>>,
+    pub(crate) groups: Vec<Range<usize>>,
     /// The number of the layer among the block's linear layers.
     layer: usize,
 }
@@ -128,7 +128,7 @@ impl AdapterSpec {
     }
 
     /// The first values of `A` with so many inputs, as in PEFT: Kaiming's uniform distribution. `B` begins at 0.
-    pub(super) fn init_of_a(input: usize) -> Init {
+    pub(crate) fn init_of_a(input: usize) -> Init {
         Init::Uniform(1.0 / (input as f32).sqrt())
     }
 
@@ -152,7 +152,7 @@ impl AdapterSpec {
     }
 
     /// The adapters over their parameters, of one matrix or of that many experts. `sizes` are those of the packed matrices here.
-    pub(super) fn over(&self, [a, b]: [Param; 2], experts: usize, sizes: &[usize], dropout: DropoutLayer) -> Adapter {
+    pub(crate) fn over(&self, [a, b]: [Param; 2], experts: usize, sizes: &[usize], dropout: DropoutLayer) -> Adapter {
         let size = |groups: Range<usize>| sizes[groups].iter().sum::<usize>();
         let mut columns = [None; MOST];
         for (at, groups) in self.groups.iter().enumerate() {
@@ -171,7 +171,7 @@ impl AdapterSpec {
 
 /// The adapters of a linear layer, or this rank's shard of them.
 #[derive(Clone, Copy)]
-pub(super) struct Adapter {
+pub(crate) struct Adapter {
     /// `(adapters * rank, in)`, of each expert.
     a: Param,
     /// `(outputs, rank)` of each adapter, of each expert.
@@ -207,7 +207,7 @@ impl SavedAdapter {
 /// The tensors that the gradients of an adapter's weights are computed from.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterGradient {
-    pub(super) saved: SavedAdapter,
+    pub(crate) saved: SavedAdapter,
     /// `(..., adapters * rank)`: the gradient of `low`, times `alpha / rank`.
     grad_low: Tensor,
 }
@@ -268,7 +268,7 @@ impl Adapter {
     }
 
     /// As [`Adapter::saved`], for the rows of experts that begin at `offsets`.
-    pub(super) fn saved_of_experts(
+    pub(crate) fn saved_of_experts(
         &self,
         cx: &mut StepContext<'_>,
         rows: &Tensor,
@@ -284,7 +284,7 @@ impl Adapter {
     }
 
     /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`, and writes the values for backward.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
@@ -303,7 +303,7 @@ impl Adapter {
     }
 
     /// As [`Adapter::forward`], as far as backward needs it: writes the values for it.
-    pub(super) fn prepare_backward(
+    pub(crate) fn prepare_backward(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
@@ -316,7 +316,7 @@ impl Adapter {
 
     /// Memory for the tensors that the gradients of the weights are computed from, for an output gradient with these
     /// rows.
-    pub(super) fn gradient(
+    pub(crate) fn gradient(
         &self,
         cx: &mut StepContext<'_>,
         saved: SavedAdapter,
@@ -326,7 +326,7 @@ impl Adapter {
     }
 
     /// Adds to the gradient of the layer's input, for the gradient `(..., out)` of its output.
-    pub(super) fn input_gradient(
+    pub(crate) fn input_gradient(
         &self,
         cx: &mut StepContext<'_>,
         AdapterGradient { saved, grad_low }: AdapterGradient,
@@ -352,7 +352,7 @@ impl Adapter {
 
     /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its
     /// output.
-    pub(super) fn weight_gradients(
+    pub(crate) fn weight_gradients(
         &self,
         cx: &mut StepContext<'_>,
         AdapterGradient { saved, grad_low }: AdapterGradient,

@@ -7,18 +7,16 @@ use device::ops::{Columns, Epilogue, Gemm, GemmColumns};
 use graph_manager::Result;
 
 use super::block::{Block, block_cost, block_params};
-use super::buffers::tensor_like;
-use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::EmbeddingLayer;
-use super::hidden::Hidden;
-use super::layer::Layer;
-use super::loss_term::LossTerm;
-use super::norm::{NormLayer, NormSpec, Normed, SavedNorm};
-use super::norm_sums::NormSums;
-use super::saved::Saved;
 use super::shape::{FurtherTokens, GptShape};
-use super::token_cost::TokenCost;
 use crate::microbatch::adds_to_gradients;
+use crate::model::buffers::tensor_like;
+use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::layer::{Layer, Saved};
+use crate::model::loss_term::LossTerm;
+use crate::model::norm::{NormLayer, NormSpec, NormSums, Normed, SavedNorm};
+use crate::model::sequence::Hidden;
+use crate::model::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 

@@ -7,28 +7,40 @@
 //! of dense layers. Gemma (Gemma Team, 2024) has norms before and after them, GeGLU, scaled embeddings and bounds of
 //! scores and logits. [`GptShape`] has each of these as a choice of its own.
 
+mod block;
+mod branch;
+mod cost;
+mod decoder;
+mod embedding;
+mod further;
+mod head;
+mod recompute;
+mod shape;
+
 use std::ops::Range;
 
 use device::DType;
 use parallel::{Axis, Ranks};
 
 use super::architecture::{Architecture, Chunk, ExpertBlocks, Model, Residual, StepTensors};
-use super::block::{Block, block_modules, block_params};
 use super::builder::{LayerBuilder, ShardedShape};
-use super::embedding::{EmbeddingLayer, embedding_params};
 use super::feed_forward::{router_terms, selection_biases};
-use super::further::{further_params, further_terms};
-use super::head::{LanguageHead, head_params, head_terms};
 use super::layer::{Layer, LossHead};
 use super::loss_term::LossTerm;
-use super::position::{Position, RotaryTable, RotaryTables};
-use super::recompute::RecomputedBlocks;
-use super::sample_row::SampleRow;
-use super::shape::{AttentionKind, GptShape};
 use super::tensor_parallel::TensorParallel;
 use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
+use crate::model::sequence::{Position, RotaryTable, RotaryTables, SampleRow};
 use crate::params::{ParamSpec, Params, TiedCopy};
+use block::{Block, block_modules, block_params};
+pub use decoder::{Cursor, Decoder};
+pub use embedding::is_embedding;
+use embedding::{EmbeddingLayer, embedding_params};
+use further::{further_params, further_terms};
+pub(crate) use head::RegressionHead;
+use head::{LanguageHead, head_params, head_terms};
+use recompute::RecomputedBlocks;
+pub use shape::{AttentionKind, FeedForward, FurtherTokens, GptShape, Latent, NormPlacement, QkNorm, Windows};
 
 /// A transformer of that shape, whole on one rank. Layer 0 embeds, the last is the head, and those between are blocks.
 pub fn gpt(shape: GptShape) -> Architecture {

@@ -4,9 +4,9 @@ use device::Tensor;
 use device::ops::{Fp8Matrix, QuantizeSource, Scale};
 use graph_manager::Result;
 
-use super::linear::Linear;
-use super::tensor_parallel::TensorParallel;
+use super::Linear;
 use crate::fp8::{Copies, Operand};
+use crate::model::tensor_parallel::TensorParallel;
 use crate::step_policy::StepContext;
 
 /// The input of a column-parallel layer, of all its rows, before it has the form that a weight gradient reads.

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use common::Choice;
 use device::{Area, DType, Device, HostOptions, Tensor, bf16};
 
-use super::linear::{Linear, LinearSpec};
+use super::{Linear, LinearSpec};
 use parallel::{Axes, Ranks};
 
-use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::{Copies, Fp8, Fp8Format, Fp8Recipe};
 use crate::graph_options::GraphOptions;
+use crate::model::tensor_parallel::{Packed, TensorParallel};
 use crate::params::{Init, Params};
 use crate::precision::Precision;
 use crate::regions::{Mode, Region};
@@ -18,7 +18,7 @@ use crate::step_policy::{StepPolicy, StepShape};
 use device::ops::Epilogue;
 use exchange::{Arrays, reference, relative_l2};
 
-#[path = "../../tests/parity/exchange.rs"]
+#[path = "../../../tests/parity/exchange.rs"]
 mod exchange;
 
 const ROWS: usize = 48;

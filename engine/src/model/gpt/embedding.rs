@@ -4,15 +4,13 @@ use device::ops::{DropoutSite, Embedding, EmbeddingBackward, SequenceShare};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use super::buffers::all_rows;
-use super::builder::{LayerBuilder, ShardedShape};
-use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::hidden::Hidden;
-use super::layer::Layer;
-use super::position::TokensHere;
-use super::saved::Saved;
-use super::tensor_parallel::TensorParallel;
 use crate::batch_sizes::{BatchSizes, sequence_share};
+use crate::model::buffers::all_rows;
+use crate::model::builder::{LayerBuilder, ShardedShape};
+use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use crate::model::layer::{Layer, Saved};
+use crate::model::sequence::{Hidden, TokensHere};
+use crate::model::tensor_parallel::TensorParallel;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -48,7 +46,7 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) scale: f32,
     /// `(positions, hidden)`: a sample takes the first of them; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
-    /// The tokens of samples that are here, and their [positions](super::StepTensors::positions).
+    /// The tokens of samples that are here, and their [positions](crate::model::StepTensors::positions).
     pub(crate) here: TokensHere,
     pub(crate) own_positions: Option<Tensor>,
     pub(crate) sequence: SequenceShare,

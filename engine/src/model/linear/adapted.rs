@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::adapter::AdapterSpec;
-use super::feed_forward::Experts;
 use super::lora::{Lora, LoraTarget};
-use super::shape::{AttentionKind, GptShape, Latent};
+use crate::model::feed_forward::Experts;
+use crate::model::gpt::{AttentionKind, GptShape, Latent};
 
 /// A linear layer with adapters, or a layer of experts with adapters.
 pub struct AdaptedLayer {
