@@ -6,8 +6,7 @@ use common::UserError;
 
 use crate::file_notices::Told;
 use crate::splits::{Chosen, Purpose};
-use crate::text::records::Records;
-use crate::text::text_files::{TextFile, beside_tokens, text_files};
+use crate::text::files::{Records, TextFile, beside_tokens, text_files};
 
 /// The files that a path names.
 pub(crate) enum Found {

@@ -13,16 +13,10 @@ use crate::formats::token_file::token_file;
 use crate::formats::tokens::Tokens;
 use crate::found::{Found, expanded, found};
 use crate::splits::{Chosen, Purpose};
-use crate::text::chat_template::ChatTemplate;
-use crate::text::conversation::Conversation;
-use crate::text::conversation_files::{ReadConversations, encode_conversations};
-use crate::text::documents::encode_files;
-use crate::text::markers;
-use crate::text::records::Records;
-use crate::text::text_files::TextFile;
+use crate::text::conversation::{ChatTemplate, Conversation, ReadConversations, encode_conversations, markers};
+use crate::text::files::{Records, TextFile, encode_files};
 use crate::text::tokenize::TokenizeError;
-use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::tokenizer::{Tokenizer, TokenizerCopy};
 
 /// Tokens of a document that are shown as text.
 const SHOWN_TOKENS: usize = 256;

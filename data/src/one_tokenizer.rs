@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 
-use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::tokenizer::TokenizerCopy;
 
 /// The tokenizer of a run's data, as far as they say.
 #[derive(Default)]

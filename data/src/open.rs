@@ -21,14 +21,9 @@ use crate::sources::document_ends::DocumentEnds;
 use crate::sources::order::Order;
 use crate::sources::token_source::{Mixture, TokenSource};
 use crate::splits::{Purpose, named_otherwise};
-use crate::text::chat_template::ChatTemplate;
-use crate::text::conversation_files::{ReadConversations, encode_conversations};
-use crate::text::documents::encode_files;
-use crate::text::markers;
-use crate::text::records::Records;
-use crate::text::text_files::TextFile;
-use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::conversation::{ChatTemplate, ReadConversations, encode_conversations, markers};
+use crate::text::files::{Records, TextFile, encode_files};
+use crate::text::tokenizer::{Tokenizer, TokenizerCopy};
 use crate::vocabulary::Configured;
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and

@@ -10,9 +10,9 @@ use crate::config::DataConfig;
 use crate::error::DataError;
 use crate::identity::Identities;
 use crate::sources::conversations::Conversations;
-use crate::text::chat_template::ChatTemplate;
+use crate::text::conversation::ChatTemplate;
 use crate::text::copied_file::CopiedFile;
-use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::tokenizer::TokenizerCopy;
 
 /// One of the two streams of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,11 +7,9 @@ use common::UserError;
 use crate::config::DataConfig;
 use crate::found::{Found, expanded, found};
 use crate::splits::Purpose;
-use crate::text::chat_template::ChatTemplate;
-use crate::text::markers::{self, WithMarkers};
-use crate::text::records::Records;
-use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::conversation::{ChatTemplate, WithMarkers, markers};
+use crate::text::files::Records;
+use crate::text::tokenizer::{Tokenizer, TokenizerCopy};
 
 /// `data.tokenizer`, and what `data.add_special_tokens` adds to it.
 pub(crate) struct Configured {

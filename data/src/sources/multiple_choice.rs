@@ -10,11 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::config::DataConfig;
 use crate::identity::{Identities, Identity};
 use crate::splits::{Chosen, Purpose};
-use crate::text::documents::{in_parallel, read_files};
-use crate::text::piece::Piece;
-use crate::text::question::Question;
-use crate::text::records::Records;
-use crate::text::text_files::text_files;
+use crate::text::files::{Piece, Question, Records, in_parallel, read_files, text_files};
 use crate::text::tokenizer::Tokenizer;
 
 /// The questions of a file, in memory.

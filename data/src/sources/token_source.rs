@@ -16,8 +16,8 @@ use crate::sources::conversations::Conversations;
 use crate::sources::dataset::Dataset;
 use crate::sources::document_ends::DocumentEnds;
 use crate::sources::order::Order;
-use crate::text::chat_template::ChatTemplate;
-use crate::text::tokenizer_copy::TokenizerCopy;
+use crate::text::conversation::ChatTemplate;
+use crate::text::tokenizer::TokenizerCopy;
 
 /// Datasets that are read in the shares of a blend.
 pub struct Mixture {

@@ -19,15 +19,12 @@ use tokenizers::{
     AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Trainer,
 };
 
+use super::files::{Records, read_files};
+use super::tokenizer::{CheckedPreTokenizer, END_OF_TEXT, MOST_TOKENS};
 use crate::error::DataError;
 use crate::interrupt::ensure_not_interrupted;
-use crate::text::documents::read_files;
-use crate::text::pre_tokenizer::CheckedPreTokenizer;
-use crate::text::records::Records;
 use crate::text::tokenize::{TokenizeError, named_files, progress};
 use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_check::MOST_TOKENS;
-use crate::text::tokenizer_config::END_OF_TEXT;
 
 /// GPT-2's words, but numbers of at most three digits, as in GPT-4, and line ends with the tabs that follow: code is
 /// indented.

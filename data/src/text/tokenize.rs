@@ -7,6 +7,8 @@ use common::format::{bytes, count, counted};
 use common::{Choice, Mistakes, Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::files::{Records, TextFile, encode_files, text_files, unpacked_name};
+use super::tokenizer::TokenizerCopy;
 use crate::error::DataError;
 use crate::file_notices::FileNotices;
 use crate::formats::shards::ShardWriter;
@@ -14,12 +16,7 @@ use crate::formats::tokens::TokenType;
 use crate::found::expanded;
 use crate::interrupt::ensure_not_interrupted;
 use crate::splits::Purpose;
-use crate::text::documents::encode_files;
-use crate::text::records::Records;
-use crate::text::text_bytes::unpacked_name;
-use crate::text::text_files::{TextFile, text_files};
 use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// A request to tokenise files.
 #[derive(Clone, Debug)]

@@ -17,11 +17,11 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::Value;
 
-use crate::text::json_line::JsonLine;
-use crate::text::parquet_check::{CheckedPages, check_pages};
-use crate::text::parquet_file::{ParquetFile, damaged};
-use crate::text::records::Records;
-use crate::text::unpacked::Unpacked;
+use super::check::{CheckedPages, check_pages};
+use super::file::{ParquetFile, damaged};
+use crate::text::files::json_line::JsonLine;
+use crate::text::files::records::Records;
+use crate::text::files::unpacked::Unpacked;
 
 /// Rows of which the values are held at a time. A row may have very many.
 const ROWS: usize = 8;

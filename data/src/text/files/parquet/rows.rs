@@ -10,10 +10,10 @@ use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use crate::text::longest::LONGEST_LINE;
-use crate::text::parquet_check::{CheckedPages, check_pages};
-use crate::text::parquet_file::{ParquetFile, damaged};
-use crate::text::unpacked::Unpacked;
+use super::check::{CheckedPages, check_pages};
+use super::file::{ParquetFile, damaged};
+use crate::text::files::longest::LONGEST_LINE;
+use crate::text::files::unpacked::Unpacked;
 
 /// Rows that are read at a time, at most.
 const ROWS: u64 = 256;

@@ -7,7 +7,7 @@ use minijinja::value::{Kwargs, Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use crate::text::python_json::tojson;
+use super::python_json::tojson;
 
 /// Bytes that the library makes for one fuel.
 const BYTES: u64 = 64;

@@ -1,9 +1,9 @@
 //! The kinds of records that are read from files.
 
+use super::json_line::JsonLine;
+use super::question::Question;
 use crate::config::RecordKind;
-use crate::text::chat_form::ChatForm;
-use crate::text::json_line::JsonLine;
-use crate::text::question::Question;
+use crate::text::conversation::ChatForm;
 
 /// The records that are read from files.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,16 @@
 //! From text to tokens: bytes, or any Hugging Face `tokenizer.json`.
 
+mod begin;
+mod check;
+mod config;
+mod copy;
+mod expression;
+mod normalizer;
+mod other_files;
+mod pre_tokenizer;
+mod text_stream;
+mod vocab_and_merges;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +19,19 @@ use common::files::read_file;
 use common::{Choice, UserError, caught};
 use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, PostProcessorWrapper, Token, TokenizerImpl};
 
-use crate::text::begin::begun_as_configured;
 use crate::text::copied_file::CopiedFile;
-use crate::text::normalizer::BoundedNormalizer;
-use crate::text::other_tokenizers::refuse_other;
-use crate::text::pre_tokenizer::CheckedPreTokenizer;
-use crate::text::tokenizer_check::{Refusal, check};
-use crate::text::tokenizer_config::{END_OF_TEXT, LARGEST};
-use crate::text::tokenizer_copy::TokenizerCopy;
-use crate::text::vocab_and_merges::{MERGES, VOCAB, from_vocab_and_merges};
 use crate::text::watched::{Limits, watched};
+use begin::begun_as_configured;
+pub(crate) use check::MOST_TOKENS;
+use check::{Refusal, check};
+use config::LARGEST;
+pub(crate) use config::{END_OF_TEXT, LARGEST_CONFIG, read_config};
+pub use copy::TokenizerCopy;
+use normalizer::BoundedNormalizer;
+use other_files::refuse_other;
+pub(crate) use pre_tokenizer::CheckedPreTokenizer;
+pub use text_stream::TextStream;
+use vocab_and_merges::{MERGES, VOCAB, from_vocab_and_merges};
 
 /// Limits for reading a tokenizer.json: some seconds, and a time for each of its bytes.
 const READING: Limits = Limits { stack: 64 << 20, time: Duration::from_secs(3) };

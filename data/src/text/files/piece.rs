@@ -7,9 +7,9 @@ use std::sync::Arc;
 use common::UserError;
 use common::format::bytes;
 
-use crate::text::chat_form::ChatForm;
-use crate::text::json_line::JsonLine;
-use crate::text::records::RecordPlace;
+use super::json_line::JsonLine;
+use super::records::RecordPlace;
+use crate::text::conversation::ChatForm;
 use crate::text::tokenizer::Tokenizer;
 
 /// The longest line of which all values are kept, in bytes: many small ones take a hundred times as much.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer, Result};
 
-use crate::text::expression::Expression;
+use super::expression::Expression;
 
 /// The longest text, in bytes, that may replace a piece of text.
 pub(crate) const LONGEST_REPLACEMENT: usize = 64;

@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use common::UserError;
 
+use super::json_array::JsonArray;
+use super::json_line::JsonLine;
+use super::longest::{LONGEST_LINE, Line, too_long, uncut};
+use super::piece::{Holds, Piece};
+use super::records::{RecordPlace, Records};
+use super::text_bytes::{MARK, OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name};
 use crate::formats::data_file::DataFile;
-use crate::text::json_array::JsonArray;
-use crate::text::json_line::JsonLine;
-use crate::text::longest::{LONGEST_LINE, Line, too_long, uncut};
-use crate::text::piece::{Holds, Piece};
-use crate::text::records::{RecordPlace, Records};
-use crate::text::text_bytes::{
-    MARK, OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name,
-};
 use crate::text::tokenizer::Tokenizer;
 
 /// Smallest size of a piece of a long document, in bytes.

@@ -6,8 +6,8 @@ use std::path::Path;
 use common::UserError;
 use serde_json::Value;
 
+use super::config::read_config;
 use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_config::read_config;
 
 /// Such classes, without `Fast`: name, `add_bos_token` and `bos_token` if the folder does not set them.
 const CLASSES: [(&str, bool, &str); 5] = [

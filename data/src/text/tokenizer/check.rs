@@ -8,7 +8,7 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::text::normalizer::check_replacements;
+use super::normalizer::check_replacements;
 
 /// The longest word that WordPiece may search for pieces, in characters. The time grows with the cube of it.
 const LONGEST_WORD: u64 = 1000;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
-use crate::text::template_filters::{affordable, too_much};
+use super::template_filters::{affordable, too_much};
 
 /// The widest indentation, in spaces.
 const WIDEST: usize = 64;

@@ -6,7 +6,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Result, SplitDelimiterBehavior};
 
-use crate::text::expression::Expression;
+use super::expression::Expression;
 
 /// GPT-2's words, as the library's `ByteLevel` splits them (`tokenizers/src/pre_tokenizers/byte_level.rs`).
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 
+use super::records::Records;
+use super::text_bytes::cannot_be_read;
+use super::text_file::{has_extension, holds_records};
 use crate::file_notices::Told;
 use crate::formats::data_file::DataFile;
 use crate::splits::{Chosen, Purpose};
-use crate::text::records::Records;
-use crate::text::text_bytes::cannot_be_read;
-use crate::text::text_file::{has_extension, holds_records};
 
 /// A file of text.
 #[derive(Clone, Debug, PartialEq, Eq)]

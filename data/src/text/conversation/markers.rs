@@ -6,8 +6,8 @@ use std::ops::Range;
 use common::UserError;
 use fancy_regex::Regex;
 
-use crate::text::built_in_templates::BuiltIn;
-use crate::text::chat_template::ChatTemplate;
+use super::built_in_templates::BuiltIn;
+use super::template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 
 /// A tokenizer that has the markers of a template as tokens.

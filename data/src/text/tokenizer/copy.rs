@@ -10,9 +10,9 @@ use common::files::read_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::config::LARGEST;
 use crate::text::copied_file::CopiedFile;
 use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_config::LARGEST;
 
 /// The largest [`CopiedFile::Tokens`] that is read, in bytes.
 const LARGEST_TOKENS_JSON: u64 = 1 << 20;

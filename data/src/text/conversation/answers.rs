@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use minijinja::Value;
 
-use crate::text::chat_form::ASSISTANT;
-use crate::text::chat_template::Rendering;
+use super::form::ASSISTANT;
+use super::template::Rendering;
 
 /// The text of a conversation, and the ranges of its bytes that are answers.
 pub(crate) type Marked = (String, Vec<Range<usize>>);
@@ -123,10 +123,10 @@ mod tests {
     use crate::text::tokenizer::Tokenizer;
 
     /// In the manner of models that are shipped: none marks answers.
-    const QWEN3: &str = include_str!("../../tests/templates/qwen3.jinja");
-    const LLAMA3: &str = include_str!("../../tests/templates/llama3.jinja");
-    const GEMMA: &str = include_str!("../../tests/templates/gemma.jinja");
-    const MISTRAL: &str = include_str!("../../tests/templates/mistral.jinja");
+    const QWEN3: &str = include_str!("../../../tests/templates/qwen3.jinja");
+    const LLAMA3: &str = include_str!("../../../tests/templates/llama3.jinja");
+    const GEMMA: &str = include_str!("../../../tests/templates/gemma.jinja");
+    const MISTRAL: &str = include_str!("../../../tests/templates/mistral.jinja");
 
     fn messages(messages: &str) -> String {
         format!("{{\"messages\": [{}]}}", messages.replace('\'', "\""))

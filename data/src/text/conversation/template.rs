@@ -13,11 +13,10 @@ use common::files::read_text;
 use fancy_regex::Regex;
 use minijinja::{Value, context};
 
-use crate::text::built_in_templates::BuiltIn;
+use super::built_in_templates::BuiltIn;
+use super::template_engine::{Engine, Renderer, Size};
 use crate::text::copied_file::CopiedFile;
-use crate::text::template_engine::{Engine, Renderer, Size};
-use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_config::{LARGEST_CONFIG, read_config};
+use crate::text::tokenizer::{LARGEST_CONFIG, Tokenizer, read_config};
 
 /// Marks in rendered text: begin and end of a part that `{% generation %}` encloses. Unicode reserves these characters
 /// for such uses, so no text has them.

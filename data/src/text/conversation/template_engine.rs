@@ -5,7 +5,7 @@
 //! [`template_filters`] bounds calls for which the library charges no fuel. [`watched`] ends all other work: a
 //! comparison of lists that contain themselves many times is one instruction without an end.
 //!
-//! [`template_filters`]: crate::text::template_filters
+//! [`template_filters`]: super::template_filters
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use crate::text::template_filters;
+use super::template_filters;
 use crate::text::watched::{Limits, Progress, watched};
 
 /// The longest template, in bytes. Those of models have up to some ten thousand.

@@ -1,12 +1,25 @@
 //! From a record with a conversation to tokens. Each token is marked as belonging to an answer of the assistant
 //! or not.
 
+mod answers;
+mod built_in_templates;
+mod files;
+mod form;
+pub(crate) mod markers;
+mod python_json;
+mod template;
+mod template_engine;
+mod template_filters;
+
 use std::ops::Range;
 
-use crate::text::answers::with_answers;
-use crate::text::chat_form::{ChatForm, Talk};
-use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
+use answers::with_answers;
+pub(crate) use files::{ReadConversations, encode_conversations};
+pub(crate) use form::ChatForm;
+use form::Talk;
+pub(crate) use markers::WithMarkers;
+pub use template::ChatTemplate;
 
 /// Characters of a text in messages.
 const SHOWN: usize = 60;
@@ -117,9 +130,9 @@ fn of_learned(answers: Vec<Range<usize>>, learned: &[bool]) -> Result<Vec<Range<
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::built_in_templates::BuiltIn;
     use super::*;
-    use crate::text::built_in_templates::BuiltIn;
-    use crate::text::json_line::JsonLine;
+    use crate::text::files::JsonLine;
 
     /// A conversation's text, with `[` and `]` around the parts that count.
     pub(crate) fn shown(template: &str, tokenizer: &Tokenizer, line: &str) -> Result<String, String> {

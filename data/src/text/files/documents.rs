@@ -11,15 +11,14 @@ use std::sync::Arc;
 use common::UserError;
 use rayon::prelude::*;
 
+use super::parquet::{ParquetRecords, ParquetRows};
+use super::piece::{Holds, Piece};
+use super::records::{RecordPlace, Records};
+use super::text_bytes::is_parquet;
+use super::text_file::{TextReader, check_text};
+use super::text_files::TextFile;
 use crate::file_notices::{FileNotices, NoDocument, Told};
 use crate::formats::data_file::DataFile;
-use crate::text::parquet_records::ParquetRecords;
-use crate::text::parquet_rows::ParquetRows;
-use crate::text::piece::{Holds, Piece};
-use crate::text::records::{RecordPlace, Records};
-use crate::text::text_bytes::is_parquet;
-use crate::text::text_file::{TextReader, check_text};
-use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of text that are tokenised at a time.

@@ -7,9 +7,9 @@ use common::UserError;
 use common::files::{read_file, read_text};
 use serde_json::{Map, Value, json};
 
+use super::config::{END_OF_TEXT, LARGEST};
+use super::other_files::SAVE;
 use crate::text::copied_file::CopiedFile;
-use crate::text::other_tokenizers::SAVE;
-use crate::text::tokenizer_config::{END_OF_TEXT, LARGEST};
 
 /// The tokens and their ids.
 pub(crate) const VOCAB: &str = "vocab.json";

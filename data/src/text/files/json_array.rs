@@ -4,8 +4,8 @@ use std::path::Path;
 
 use common::UserError;
 
-use crate::text::longest::{LONGEST_LINE, too_long};
-use crate::text::text_bytes::{READ, TextBytes, cannot_be_read};
+use super::longest::{LONGEST_LINE, too_long};
+use super::text_bytes::{READ, TextBytes, cannot_be_read};
 
 /// The items of a list, read one by one.
 pub(crate) struct JsonArray {

@@ -10,8 +10,8 @@ use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 
-use crate::text::parquet_levels::{RowLengths, unsigned};
-use crate::text::thrift::{FALSE, I32, LIST, STRUCT, TRUE, Thrift};
+use super::levels::{RowLengths, unsigned};
+use super::thrift::{FALSE, I32, LIST, STRUCT, TRUE, Thrift};
 
 /// The largest description of a file at its end, in bytes.
 const LARGEST_FOOTER: u64 = 32 << 20;

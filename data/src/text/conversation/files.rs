@@ -5,15 +5,11 @@ use std::rc::Rc;
 use common::UserError;
 use common::format::counted;
 
+use super::form::{ChatForm, has_fields};
+use super::template::ChatTemplate;
 use crate::file_notices::FileNotices;
-use crate::text::chat_form::{ChatForm, has_fields};
-use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
-use crate::text::documents::{in_parallel, read_files};
-use crate::text::json_line::JsonLine;
-use crate::text::piece::{Holds, Piece};
-use crate::text::records::Records;
-use crate::text::text_files::TextFile;
+use crate::text::files::{Holds, JsonLine, Piece, Records, TextFile, in_parallel, read_files};
 use crate::text::tokenizer::Tokenizer;
 
 /// The files of a data set of conversations, as they were read.
@@ -203,7 +199,7 @@ mod tests {
 
     use super::*;
     use crate::splits::Purpose;
-    use crate::text::text_files::text_files;
+    use crate::text::files::text_files;
 
     /// The form of the conversations of a path, and their texts with `[` and `]` around what is learned.
     fn read(path: &std::path::Path, records: Records<'_>) -> Result<(Option<ChatForm>, Vec<String>), UserError> {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use flate2::read::MultiGzDecoder;
 
+use super::unpacked::Unpacked;
 use crate::formats::data_file::DataFile;
-use crate::text::unpacked::Unpacked;
 
 /// Bytes that are read at a time.
 pub(crate) const READ: usize = 1 << 20;

@@ -7,7 +7,7 @@ use common::files::open_file;
 use common::{UserError, caught};
 use parquet::file::reader::SerializedFileReader;
 
-use crate::text::parquet_check::check_footer;
+use super::check::check_footer;
 
 /// A Parquet file with a description of itself that can be read.
 pub(crate) struct ParquetFile {

@@ -1,0 +1,22 @@
+//! Files of text, and what they hold: documents, records, questions.
+
+mod documents;
+mod json_array;
+mod json_line;
+mod longest;
+mod parquet;
+mod piece;
+mod question;
+mod records;
+mod text_bytes;
+mod text_file;
+mod text_files;
+mod unpacked;
+
+pub(crate) use documents::{encode_files, in_parallel, read_files};
+pub(crate) use json_line::JsonLine;
+pub(crate) use piece::{Holds, Piece};
+pub(crate) use question::Question;
+pub(crate) use records::Records;
+pub(crate) use text_bytes::unpacked_name;
+pub(crate) use text_files::{TextFile, beside_tokens, text_files};
