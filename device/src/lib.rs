@@ -52,6 +52,8 @@ mod tensor;
 mod timeline;
 #[cfg(feature = "trainer-ops")]
 pub mod trials;
+#[cfg(not(all(feature = "cuda", feature = "host")))]
+mod uncallable;
 
 pub use array::{Growth, HostArray, HostValues, Staging};
 pub use backend::Readback;

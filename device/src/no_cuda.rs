@@ -14,6 +14,7 @@ use crate::host_block::HostBlock;
 use crate::priority::Priority;
 use crate::submitted::Submitted;
 use crate::timeline::Span;
+use crate::uncallable::uncallable;
 use crate::{CaptureMode, Element, Error, HostArray, Op, Progress, Result, Tensor};
 
 pub use crate::gpu::*;
@@ -72,60 +73,91 @@ pub(crate) struct PendingCopy(Infallible);
 pub(crate) struct Cupti(Infallible);
 pub(crate) struct CuptiNote(Infallible);
 
-impl CudaDevice {
-    pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceMemory> {
-        match self.kernels.0 {}
+uncallable! {
+    CudaDevice {
+        pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceMemory>;
+        pub(crate) fn watch(&mut self, progress: Progress) -> Result<()>;
+        pub(crate) fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()>;
+        pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()>;
+        pub(crate) fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>>;
+        pub(crate) fn put_aside(&self, parts: &[(Tensor, usize)], block: &HostBlock) -> Result<()>;
+        pub(crate) fn bring_back(&self, parts: &[(Tensor, usize)], block: &HostBlock) -> Result<()>;
+        pub(crate) fn digests(&self, tensors: &[Tensor]) -> Result<Vec<u64>>;
     }
 
-    pub(crate) fn watch(&mut self, progress: Progress) -> Result<()> {
-        match self.kernels.0 {}
+    Gpu {
+        pub(crate) fn memory(&self) -> Result<(usize, usize)>;
     }
 
-    pub(crate) fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
-        match self.kernels.0 {}
+    #[cfg(feature = "trainer-ops")]
+    CublasLt {
+        pub(crate) fn export(&self) -> String;
+        pub(crate) fn import(&self, choices: &str) -> Result<()>;
     }
 
-    pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()> {
-        match self.kernels.0 {}
+    PrimaryContext {
+        pub(crate) fn enter(&self) -> Result<()>;
     }
 
-    pub(crate) fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
-        match self.kernels.0 {}
+    PageLocked {
+        pub(crate) fn start(&self) -> *mut u8;
     }
 
-    pub(crate) fn put_aside(&self, parts: &[(Tensor, usize)], block: &HostBlock) -> Result<()> {
-        match self.kernels.0 {}
+    DeviceMemory {
+        pub(crate) fn address(&self) -> u64;
     }
 
-    pub(crate) fn bring_back(&self, parts: &[(Tensor, usize)], block: &HostBlock) -> Result<()> {
-        match self.kernels.0 {}
+    CudaStream {
+        pub(crate) fn adopt(&mut self, handle: StreamHandle, owner: Box<dyn Any>) -> Result<()>;
+        pub(crate) fn raw(&self) -> Result<Rc<RawStream>>;
+        pub(crate) fn made(&self) -> Option<Rc<RawStream>>;
+        pub(crate) fn prepare(&mut self, op: &Op, cuda: &CudaDevice) -> Result<()>;
+        pub(crate) fn scratch_bytes(&self) -> usize;
+        pub(crate) fn free_scratch(&mut self);
+        pub(crate) fn provide_scratch(&mut self, cuda: &CudaDevice) -> Result<()>;
+        pub(crate) fn run(&mut self, op: &Op, cuda: &CudaDevice, capturing: bool) -> Result<()>;
+        pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Rc<RawEvent>>;
+        pub(crate) fn copy_out(&self, part: &Tensor, block: &HostBlock, at: usize) -> Result<()>;
+        pub(crate) fn mark(&self) -> Result<RawEvent>;
+        pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &CudaDevice) -> Result<()>;
+        pub(crate) fn send<T: Element>(
+            &mut self, tensor: &Tensor, data: &HostArray<T>, columns: ArrayColumns, cuda: &CudaDevice
+        ) -> Result<()>;
+        pub(crate) fn read(&mut self, tensor: &Tensor, cuda: &CudaDevice) -> Result<PendingCopy>;
     }
 
-    pub(crate) fn digests(&self, tensors: &[Tensor]) -> Result<Vec<u64>> {
-        match self.kernels.0 {}
-    }
-}
-
-impl Gpu {
-    pub(crate) fn memory(&self) -> Result<(usize, usize)> {
-        match self.context.0 {}
-    }
-}
-
-#[cfg(feature = "trainer-ops")]
-impl CublasLt {
-    pub(crate) fn export(&self) -> String {
-        match self.0 {}
+    RawStream {
+        pub(crate) fn synchronize(&self) -> Result<()>;
+        pub(crate) fn wait(&self, event: &RawEvent) -> Result<()>;
+        pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()>;
+        pub(crate) fn abandon_capture(&self);
     }
 
-    pub(crate) fn import(&self, choices: &str) -> Result<()> {
-        match self.0 {}
+    RawEvent {
+        pub(crate) fn synchronize(&self) -> Result<()>;
+        pub(crate) fn await_asleep(&self) -> Result<()>;
     }
-}
 
-impl PrimaryContext {
-    pub(crate) fn enter(&self) -> Result<()> {
-        match self.0 {}
+    RawGraph {
+        pub(crate) fn end_capture(stream: &RawStream, kernels: &Kernels) -> Result<RawGraph>;
+        pub(crate) fn add_to_capture(&self, stream: &RawStream) -> Result<()>;
+        pub(crate) fn launch(&self, stream: &RawStream) -> Result<()>;
+        pub(crate) fn driver_bytes(&self) -> i64;
+        pub(crate) fn dot(&self) -> Result<String>;
+    }
+
+    PendingCopy {
+        pub(crate) fn wait<T: Element>(self) -> Result<Vec<T>>;
+    }
+
+    Cupti {
+        pub(crate) fn is_running(&self) -> bool;
+        pub(crate) fn submit(
+            &self, label: &str, graph: Option<&str>, details: impl FnOnce() -> Vec<(&'static str, String)>,
+            capturing: bool
+        ) -> Option<CuptiNote>;
+        pub(crate) fn begin(&self) -> Result<()>;
+        pub(crate) fn end<'a>(&self, streams: impl Iterator<Item = (Rc<RawStream>, &'a str)>) -> Result<Vec<Span>>;
     }
 }
 
@@ -133,101 +165,11 @@ impl PageLocked {
     pub(crate) fn new(bytes: usize) -> Result<PageLocked> {
         no_cuda()
     }
-
-    pub(crate) fn start(&self) -> *mut u8 {
-        match self.0 {}
-    }
-}
-
-impl DeviceMemory {
-    pub(crate) fn address(&self) -> u64 {
-        match self.0 {}
-    }
 }
 
 impl CudaStream {
     pub(crate) fn new(priority: Priority) -> CudaStream {
         unreachable!("a stream is of its device's kind")
-    }
-
-    pub(crate) fn adopt(&mut self, handle: StreamHandle, owner: Box<dyn Any>) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {
-        match self.0 {}
-    }
-
-    pub(crate) fn made(&self) -> Option<Rc<RawStream>> {
-        match self.0 {}
-    }
-
-    pub(crate) fn prepare(&mut self, op: &Op, cuda: &CudaDevice) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        match self.0 {}
-    }
-
-    pub(crate) fn free_scratch(&mut self) {
-        match self.0 {}
-    }
-
-    pub(crate) fn provide_scratch(&mut self, cuda: &CudaDevice) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn run(&mut self, op: &Op, cuda: &CudaDevice, capturing: bool) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Rc<RawEvent>> {
-        match self.0 {}
-    }
-
-    pub(crate) fn copy_out(&self, part: &Tensor, block: &HostBlock, at: usize) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn mark(&self) -> Result<RawEvent> {
-        match self.0 {}
-    }
-
-    pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &CudaDevice) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn send<T: Element>(
-        &mut self,
-        tensor: &Tensor,
-        data: &HostArray<T>,
-        columns: ArrayColumns,
-        cuda: &CudaDevice,
-    ) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn read(&mut self, tensor: &Tensor, cuda: &CudaDevice) -> Result<PendingCopy> {
-        match self.0 {}
-    }
-}
-
-impl RawStream {
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn wait(&self, event: &RawEvent) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn abandon_capture(&self) {
-        match self.0 {}
     }
 }
 
@@ -235,69 +177,11 @@ impl RawEvent {
     pub(crate) fn new() -> Result<RawEvent> {
         no_cuda()
     }
-
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn await_asleep(&self) -> Result<()> {
-        match self.0 {}
-    }
-}
-
-impl RawGraph {
-    pub(crate) fn end_capture(stream: &RawStream, kernels: &Kernels) -> Result<RawGraph> {
-        match kernels.0 {}
-    }
-
-    pub(crate) fn add_to_capture(&self, stream: &RawStream) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn launch(&self, stream: &RawStream) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn driver_bytes(&self) -> i64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn dot(&self) -> Result<String> {
-        match self.0 {}
-    }
-}
-
-impl PendingCopy {
-    pub(crate) fn wait<T: Element>(self) -> Result<Vec<T>> {
-        match self.0 {}
-    }
 }
 
 impl Cupti {
     pub(crate) fn open() -> Result<Cupti> {
         no_cuda()
-    }
-
-    pub(crate) fn is_running(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn submit(
-        &self,
-        label: &str,
-        graph: Option<&str>,
-        details: impl FnOnce() -> Vec<(&'static str, String)>,
-        capturing: bool,
-    ) -> Option<CuptiNote> {
-        match self.0 {}
-    }
-
-    pub(crate) fn begin(&self) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn end<'a>(&self, streams: impl Iterator<Item = (Rc<RawStream>, &'a str)>) -> Result<Vec<Span>> {
-        match self.0 {}
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crate::ops::{Collective, RowsOfRanks};
 use crate::timeline::OpenSpan;
+use crate::uncallable::uncallable;
 use crate::{Element, Error, Op, Request, Result, Tensor};
 
 /// The threads of a host device.
@@ -33,87 +34,46 @@ impl HostDevice {
     }
 }
 
-impl Pool {
-    /// Number of threads.
-    pub fn threads(&self) -> usize {
-        match self.0 {}
+uncallable! {
+    Pool {
+        /// Number of threads.
+        pub fn threads(&self) -> usize;
+        /// Calls `work(i, chunk)` for each chunk of `size` elements of `data`.
+        pub fn for_each_chunk<T: Send>(
+            &self, data: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Send + Sync
+        );
+        /// Calls `work(i)` for every `i` below `count`, and returns the results in order.
+        pub fn map<R: Send>(&self, count: usize, work: impl Fn(usize) -> R + Send + Sync) -> Vec<R>;
+        /// As [`Pool::for_each_chunk`] over two slices at once.
+        pub fn for_each_chunk_pair<A: Send, B: Send>(
+            &self, a: (&mut [A], usize), b: (&mut [B], usize), work: impl Fn(usize, &mut [A], &mut [B]) + Send + Sync
+        );
     }
 
-    /// Calls `work(i, chunk)` for each chunk of `size` elements of `data`.
-    pub fn for_each_chunk<T: Send>(&self, data: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Send + Sync) {
-        match self.0 {}
+    HostTensors<'a> {
+        /// The device's threads.
+        pub fn pool(&self) -> &'a Pool;
+        /// The elements of a tensor that the operation declared to read.
+        ///
+        /// # Errors
+        /// None: there is no host device.
+        pub fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<&'a [T]>;
+        /// The elements of a tensor that the operation declared to write.
+        ///
+        /// # Errors
+        /// None: there is no host device.
+        pub fn write<T: Element>(&mut self, tensor: &Tensor) -> Result<&'a mut [T]>;
     }
 
-    /// Calls `work(i)` for every `i` below `count`, and returns the results in order.
-    pub fn map<R: Send>(&self, count: usize, work: impl Fn(usize) -> R + Send + Sync) -> Vec<R> {
-        match self.0 {}
-    }
-
-    /// As [`Pool::for_each_chunk`] over two slices at once.
-    pub fn for_each_chunk_pair<A: Send, B: Send>(
-        &self,
-        a: (&mut [A], usize),
-        b: (&mut [B], usize),
-        work: impl Fn(usize, &mut [A], &mut [B]) + Send + Sync,
-    ) {
-        match self.0 {}
-    }
-}
-
-impl<'a> HostTensors<'a> {
-    /// The device's threads.
-    pub fn pool(&self) -> &'a Pool {
-        match self.none {}
-    }
-
-    /// The elements of a tensor that the operation declared to read.
-    ///
-    /// # Errors
-    /// None: there is no host device.
-    pub fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<&'a [T]> {
-        match self.none {}
-    }
-
-    /// The elements of a tensor that the operation declared to write.
-    ///
-    /// # Errors
-    /// None: there is no host device.
-    pub fn write<T: Element>(&mut self, tensor: &Tensor) -> Result<&'a mut [T]> {
-        match self.none {}
-    }
-}
-
-impl HostStream {
-    pub(crate) fn started(&self) -> u64 {
-        match self.0 {}
-    }
-
-    pub(crate) fn run(&mut self, op: &Op, device: &HostDevice, span: Option<OpenSpan>) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T]) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<Vec<T>> {
-        match self.0 {}
-    }
-
-    pub(crate) fn copy_out(&mut self, part: &Tensor, to: &mut [u8]) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn transfers_in(&self, range: &Range<u64>) -> bool {
-        match self.0 {}
-    }
-
-    pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()> {
-        match self.0 {}
-    }
-
-    pub(crate) fn finish(&mut self) -> Result<()> {
-        match self.0 {}
+    HostStream {
+        pub(crate) fn started(&self) -> u64;
+        pub(crate) fn run(&mut self, op: &Op, device: &HostDevice, span: Option<OpenSpan>) -> Result<()>;
+        pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T]) -> Result<()>;
+        pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<Vec<T>>;
+        pub(crate) fn copy_out(&mut self, part: &Tensor, to: &mut [u8]) -> Result<()>;
+        pub(crate) fn transfers_in(&self, range: &Range<u64>) -> bool;
+        pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()>;
+        pub(crate) fn finish(&mut self) -> Result<()>;
     }
 }
 

@@ -63,6 +63,17 @@ macro_rules! kernel_file {
 }
 pub(super) use kernel_file;
 
+/// A struct that a kernel takes by value: its fields by type, in the kernel's order.
+macro_rules! kernel_struct {
+    ($(#[$doc:meta])* $name:ident { $($kind:ty: $($field:ident),+;)+ }) => {
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+        pub(super) struct $name { $($(pub(super) $field: $kind,)+)+ }
+    };
+}
+pub(super) use kernel_struct;
+
 /// The files that are loaded together with those of `set`.
 pub(super) fn files_of(set: KernelSet, files: &[KernelFile], gpu: &GpuProperties) -> Vec<KernelFile> {
     let hopper = set == KernelSet::Experts && gpu.is_hopper();

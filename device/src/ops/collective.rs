@@ -4,7 +4,6 @@ use std::rc::Rc;
 
 use super::{
     Accesses, Operation, RowsOfRanks, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float,
-    visit_all,
 };
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, DType, Request, Result, Tensor};
@@ -155,7 +154,7 @@ impl Operation for Collective {
     }
 
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
+        [&mut self.input, &mut self.output].into_iter().for_each(&mut *visit);
         if let CollectiveKind::Rows(rows) = &mut self.kind {
             rows.visit(visit);
         }

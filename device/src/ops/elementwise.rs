@@ -1,8 +1,6 @@
 //! Copies, sums and constants.
 
-use super::{
-    Accesses, Operation, SequenceShare, Visit, ensure, ensure_apart, ensure_elements, ensure_float, visit_all,
-};
+use super::{Operation, SequenceShare, Visit, ensure, ensure_apart, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output = a + b`, elementwise. `output` may be `a`, and must not overlap with `a` or `b` otherwise.
@@ -28,13 +26,7 @@ impl Operation for Add {
         if is_a { Ok(()) } else { ensure_apart(Self::NAME, ("a", &self.a), &self.output) }
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.a, self.b], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.a, &mut self.b, &mut self.output]);
-    }
+    tensors! { read a, b; write output }
 }
 
 /// `output = factor * input`, elementwise, with a factor in device memory, such as a temperature or a loss scale. Graphs
@@ -64,13 +56,7 @@ impl Operation for Multiply {
         if in_place { Ok(()) } else { ensure_apart(Self::NAME, ("input", &self.input), &self.output) }
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.factor], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.factor, &mut self.output]);
-    }
+    tensors! { read input, factor; write output }
 }
 
 /// `output = input`, converted if the floating types differ (round to nearest even). They must not overlap.
@@ -96,13 +82,7 @@ impl Operation for Copy {
         ensure_apart(Self::NAME, ("input", &self.input), &self.output)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
-    }
+    tensors! { read input; write output }
 }
 
 /// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`, or of each range a share. Ranges may
@@ -127,9 +107,7 @@ pub struct ColumnRange {
 }
 
 impl Visit for ColumnRange {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.output);
-    }
+    tensors! { output }
 }
 
 impl CopyColumns {
@@ -158,13 +136,7 @@ impl Operation for CopyColumns {
         Ok(())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], self.parts.iter().flatten().map(|part| part.output))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.parts]);
-    }
+    tensors! { read input; write parts }
 }
 
 /// `output = value` everywhere; f32 or bf16.
@@ -190,13 +162,7 @@ impl Operation for Fill {
         ensure_float(Self::NAME, &[("output", self.output)])
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.output);
-    }
+    tensors! { write output }
 }
 
 /// Every byte of `output` becomes 0xFF: NaN in any floating type, an impossible token as i32.
@@ -214,13 +180,7 @@ impl Operation for Poison {
         Ok(())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.output);
-    }
+    tensors! { write output }
 }
 
 /// Bias gradient: `grad_bias[c] (+)= sum over rows of grad_output[row, c]`.
@@ -245,11 +205,5 @@ impl Operation for BiasGrad {
         ensure_elements(Self::NAME, "grad_bias", &self.grad_bias, self.grad_output.shape.last())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.grad_output], [self.grad_bias]).reads(self.accumulate.then_some(self.grad_bias))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.grad_output, &mut self.grad_bias]);
-    }
+    tensors! { read grad_output; add[accumulate] grad_bias }
 }

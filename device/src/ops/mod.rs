@@ -44,7 +44,7 @@ pub use select::{Condition, Select};
 pub use sequence_share::{KeysOfRank, SequenceShare};
 #[cfg(feature = "trainer-ops")]
 pub use trainer::*;
-use visit::{Visit, visit_all};
+pub(crate) use visit::{Visit, tensors};
 pub use when::When;
 
 pub use crate::communicator::CollectiveKind;

@@ -1,7 +1,6 @@
 //! A copy of bytes, between a device's memory and the host's.
 
-use super::visit::visit_all;
-use super::{Accesses, Operation, ensure_apart, ensure_dtype, ensure_shape};
+use super::{Operation, ensure_apart, ensure_dtype, ensure_shape, tensors};
 use crate::{Result, Tensor};
 
 /// `output = input`, byte for byte. It is the only operation that may name memory of the [host](crate::Home::Host): others
@@ -23,11 +22,5 @@ impl Operation for Move {
         ensure_apart(Self::NAME, ("input", &self.input), &self.output)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
-    }
+    tensors! { read input; write output }
 }

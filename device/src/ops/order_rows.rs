@@ -1,6 +1,6 @@
 //! Rows of sequences that ranks divide, in the order of ranks or of positions.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_shape, visit_all};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Copies the rows of sequences from one order to another.
@@ -54,7 +54,5 @@ impl Operation for OrderRows {
         Accesses::new([from], [to])
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.by_rank, &mut self.by_position]);
-    }
+    tensors! { by_rank, by_position }
 }

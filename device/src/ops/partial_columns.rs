@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Accesses, Operation, Visit, ensure_dtype, ensure_elements, visit_all};
+use super::{Accesses, Operation, Visit, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A sum of columns in parts, and the output for the whole.
@@ -15,9 +15,7 @@ pub struct PartialColumns {
 }
 
 impl Visit for PartialColumns {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.partial, &mut self.output]);
-    }
+    tensors! { partial, output }
 }
 
 /// `output (+)= sum of partial over its parts`, for each of several sums. Parts are added in a fixed order.
@@ -47,7 +45,5 @@ impl Operation for AddPartialColumns {
         if self.accumulate { base.reads(outputs()) } else { base }
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        self.sums.visit(visit);
-    }
+    tensors! { sums }
 }

@@ -6,8 +6,7 @@
 //! expert: first those of rank 0, and those of a rank in its own order. So a row is moved once, and sorted once.
 
 use crate::ops::{
-    Accesses, Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape,
-    visit_all,
+    Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -98,9 +97,7 @@ impl RowsOfRanks {
 }
 
 impl Visit for RowsOfRanks {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.offsets, &mut self.places, &mut self.pairs]);
-    }
+    tensors! { offsets, places, pairs }
 }
 
 fn check_places(op: &'static str, ranks: usize, offsets: &Tensor, places: &Tensor) -> Result<()> {
@@ -146,13 +143,5 @@ impl Operation for PlaceRows {
         ensure_elements(Self::NAME, "offsets", &self.offsets, self.places.shape.rows() + 1)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.all], [self.places, self.offsets, self.pairs]).writes(self.beyond)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        let PlaceRows { all, places, offsets, pairs, beyond, .. } = self;
-        visit_all(visit, [all, places, offsets, pairs]);
-        beyond.iter_mut().for_each(visit);
-    }
+    tensors! { read all; write places, offsets, pairs, beyond }
 }

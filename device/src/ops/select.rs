@@ -1,6 +1,6 @@
 //! A choice between two tensors.
 
-use super::{Accesses, Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, visit_all};
+use super::{Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output = condition ? a : b`, elementwise. `output` may be `a` or `b`, and must not overlap with them otherwise.
@@ -74,11 +74,5 @@ impl Operation for Select {
         others.try_for_each(|input| ensure_apart(Self::NAME, input, output))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.condition.tensor(), self.a, self.b], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.condition, &mut self.a, &mut self.b, &mut self.output]);
-    }
+    tensors! { read condition, a, b; write output }
 }

@@ -1,7 +1,7 @@
 //! Work that runs only if a flag in device memory says so.
 
 use super::select::check_flag;
-use super::{Accesses, Operation, Visit, ensure, visit_all};
+use super::{Accesses, Operation, Visit, ensure, tensors};
 use crate::{Op, Result, Tensor};
 
 /// Runs operations, one after the other, if a flag in device memory is not 0 when their turn comes. The host does not
@@ -123,9 +123,7 @@ impl Operation for When {
         all
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.flag, &mut self.body, &mut self.own]);
-    }
+    tensors! { flag, body, own }
 
     /// As if it ran.
     fn flops(&self) -> f64 {

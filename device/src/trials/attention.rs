@@ -3,26 +3,24 @@
 use crate::ops::{Attention, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
 use crate::{DType, Result, Tensor};
 
+use super::cases::Trials;
 use super::joint_norm::joint_norms;
 use super::sizes::{Sizes, site};
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 
-pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, head_dim, .. } = s;
     for inverse in [false, true] {
-        add(
-            if inverse { "rotary, inverse" } else { "rotary" },
-            Box::new(move |b| {
-                let qkv = b.input([batch, seq, (heads + 2 * s.kv_heads) * head_dim], dtype)?;
-                let table = b.input([seq, head_dim / 2, 2], DType::F32)?;
-                Ok(Rotary { qkv, table, heads, kv_heads: s.kv_heads, inverse }.into())
-            }),
-        );
+        to.add(if inverse { "rotary, inverse" } else { "rotary" }, move |b| {
+            let qkv = b.input([batch, seq, (heads + 2 * s.kv_heads) * head_dim], dtype)?;
+            let table = b.input([seq, head_dim / 2, 2], DType::F32)?;
+            Ok(Rotary { qkv, table, heads, kv_heads: s.kv_heads, inverse })
+        });
     }
     for (turns, weight_offset) in [(false, 0.0), (true, 0.0), (true, 1.0)] {
-        head_norms(s, turns, weight_offset, dtype, &mut *add);
+        head_norms(s, turns, weight_offset, dtype, to);
     }
-    joint_norms(s, dtype, &mut *add);
+    joint_norms(s, dtype, to);
     let plain = Scores::default();
     let scaled = Scores { scale: Some(0.3), soft_cap: None };
     let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
@@ -48,22 +46,19 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let dropout = if drops { Some(site(b)?) } else { None };
             Ok(Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout })
         };
-        add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.into())));
-        add(
-            &format!("attention backward{label}"),
-            Box::new(move |b| {
-                let op = forward(b)?;
-                b.run(op.clone())?;
-                let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
-                let grad_qkv = b.output(op.qkv.shape, dtype)?;
-                Ok(op.backward(grad_output, grad_qkv).into())
-            }),
-        );
+        to.add(&format!("attention{label}"), move |b| forward(b));
+        to.add(&format!("attention backward{label}"), move |b| {
+            let op = forward(b)?;
+            b.run(op.clone())?;
+            let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
+            let grad_qkv = b.output(op.qkv.shape, dtype)?;
+            Ok(op.backward(grad_output, grad_qkv))
+        });
     }
 }
 
 /// Norms of queries and keys, with or without the rotation after them.
-fn head_norms(s: Sizes, turns: bool, weight_offset: f32, dtype: DType, add: AddTrial<'_>) {
+fn head_norms(s: Sizes, turns: bool, weight_offset: f32, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;
     let shape = [batch, seq, (heads + 2 * kv_heads) * head_dim];
     let table = move |b: &mut Workbench| -> Result<Option<Tensor>> {
@@ -71,42 +66,35 @@ fn head_norms(s: Sizes, turns: bool, weight_offset: f32, dtype: DType, add: AddT
     };
     let of = if weight_offset == 0.0 { "norms of heads" } else { "norms of heads, 1 + weight" };
     let name = format!("{of}{}", if turns { ", rotary" } else { "" });
-    add(
-        &name,
-        Box::new(move |b| {
-            let (input, output, table) = (b.input(shape, dtype)?, b.output(shape, dtype)?, table(b)?);
-            let (query_weight, key_weight) = (b.input([head_dim], dtype)?, b.input([head_dim], dtype)?);
-            let eps = 1e-6;
-            Ok(HeadNorm { input, output, query_weight, key_weight, weight_offset, table, heads, kv_heads, eps }.into())
-        }),
-    );
+    to.add(&name, move |b| {
+        let (input, output, table) = (b.input(shape, dtype)?, b.output(shape, dtype)?, table(b)?);
+        let (query_weight, key_weight) = (b.input([head_dim], dtype)?, b.input([head_dim], dtype)?);
+        let eps = 1e-6;
+        Ok(HeadNorm { input, output, query_weight, key_weight, weight_offset, table, heads, kv_heads, eps })
+    });
     for frozen in [false, true] {
-        add(
-            &format!("{name} backward{}", if frozen { ", frozen" } else { "" }),
-            Box::new(move |b| {
-                let (input, grad, table) = (b.input(shape, dtype)?, b.input(shape, dtype)?, table(b)?);
-                let mut sums = || match turns {
-                    _ if frozen => Ok(None),
-                    true => b.input([head_dim], DType::F32).map(Some),
-                    false => b.output([head_dim], DType::F32).map(Some),
-                };
-                let (grad_query_weight, grad_key_weight) = (sums()?, sums()?);
-                Ok(HeadNormBackward {
-                    input,
-                    grad,
-                    query_weight: b.input([head_dim], dtype)?,
-                    key_weight: b.input([head_dim], dtype)?,
-                    weight_offset,
-                    table,
-                    grad_query_weight,
-                    grad_key_weight,
-                    heads,
-                    kv_heads,
-                    eps: 1e-6,
-                    accumulate: turns,
-                }
-                .into())
-            }),
-        );
+        to.add(&format!("{name} backward{}", if frozen { ", frozen" } else { "" }), move |b| {
+            let (input, grad, table) = (b.input(shape, dtype)?, b.input(shape, dtype)?, table(b)?);
+            let mut sums = || match turns {
+                _ if frozen => Ok(None),
+                true => b.input([head_dim], DType::F32).map(Some),
+                false => b.output([head_dim], DType::F32).map(Some),
+            };
+            let (grad_query_weight, grad_key_weight) = (sums()?, sums()?);
+            Ok(HeadNormBackward {
+                input,
+                grad,
+                query_weight: b.input([head_dim], dtype)?,
+                key_weight: b.input([head_dim], dtype)?,
+                weight_offset,
+                table,
+                grad_query_weight,
+                grad_key_weight,
+                heads,
+                kv_heads,
+                eps: 1e-6,
+                accumulate: turns,
+            })
+        });
     }
 }

@@ -2,12 +2,12 @@
 
 use super::fp8_products::{self, Scales};
 use super::sizes::Sizes;
-use super::workbench::Make;
+use super::workbench::{Make, Workbench};
 use super::{
     attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, latent,
     norms, products, updates,
 };
-use crate::DType;
+use crate::{DType, Op, Result};
 
 /// The trial of an operation.
 pub struct Case {
@@ -19,65 +19,94 @@ pub struct Case {
     pub make: Make,
 }
 
+/// Trials, and how further ones differ.
+pub(super) struct Trials {
+    cases: Vec<Case>,
+    dtype: DType,
+    /// The end of their names.
+    label: String,
+}
+
+impl Trials {
+    /// Adds a trial, by its name.
+    pub(super) fn add<O: Into<Op>>(&mut self, name: &str, make: impl Fn(&mut Workbench) -> Result<O> + 'static) {
+        let name = format!("{name}{}", self.label);
+        self.cases.push(Case { name, dtype: self.dtype, make: Box::new(move |bench| make(bench).map(O::into)) });
+    }
+
+    /// Adds the trials that `add` adds, their names followed by `label`.
+    pub(super) fn labelled(&mut self, label: &str, add: impl FnOnce(&mut Trials)) {
+        let outer = self.label.clone();
+        self.label = format!("{label}{outer}");
+        add(self);
+        self.label = outer;
+    }
+}
+
 /// All trials, with `hopper` those of products that GPUs need compute capability 9.0 for.
 pub fn all(hopper: bool) -> Vec<Case> {
     let usual =
         Sizes { batch: 2, seq: 128, heads: 6, kv_heads: 2, head_dim: 64, ffn: 768, vocab: 1000, padded_vocab: 1024 };
     let odd = Sizes { batch: 3, seq: 37, heads: 3, kv_heads: 1, head_dim: 10, ffn: 53, vocab: 101, padded_vocab: 128 };
-    let mut all = Vec::new();
+    let mut to = Trials { cases: Vec::new(), dtype: DType::F32, label: String::new() };
     for (label, sizes) in [("", usual), (", odd sizes", odd)] {
         for dtype in [DType::F32, DType::Bf16] {
-            let mut add = |name: &str, make: Make| {
-                all.push(Case { name: format!("{name}{label}"), dtype, make });
-            };
-            products::trials(sizes, dtype, &mut add);
-            elementwise::trials(sizes, dtype, &mut add);
-            norms::trials(sizes.rows(), sizes.hidden(), dtype, &mut add);
-            attention::trials(sizes, dtype, &mut add);
-            latent::trials(sizes, dtype, &mut add);
-            documents::trials(sizes, dtype, &mut add);
-            divided::trials(sizes, dtype, &mut add);
-            embedding_and_loss::trials(sizes, dtype, &mut add);
-            experts::trials(sizes, dtype, &mut add);
+            to.dtype = dtype;
+            to.labelled(label, |to| of_floats(sizes, dtype, to));
             if label.is_empty() {
-                generation::trials(dtype, &mut add);
-                experts::many(dtype, &mut add);
-                if dtype == DType::Bf16 {
-                    experts::few(&mut add);
-                }
-                // The width of rows decides how kernels divide them among threads.
-                for hidden in [768, 1024, 2048] {
-                    norms::trials(50, hidden, dtype, &mut |name, make| add(&format!("{name}, hidden {hidden}"), make));
-                }
-                let wide = Sizes { batch: 1, seq: 16, vocab: 50257, padded_vocab: 50304, ..sizes };
-                embedding_and_loss::cross_entropies(wide, dtype, &mut |name, make| {
-                    add(&format!("{name}, vocab 50257"), make)
-                });
+                of_models(sizes, dtype, &mut to);
             }
-            updates::trials(sizes, dtype, &mut add);
+            to.labelled(label, |to| updates::trials(sizes, dtype, to));
         }
     }
-    let mut add = |name: &str, make: Make| all.push(Case { name: name.into(), dtype: DType::F8E4M3, make });
-    fp8::trials(usual.rows(), usual.ffn, &mut add);
-    fp8_blocks::copies(usual.rows(), usual.ffn, &mut add);
+    to.dtype = DType::F8E4M3;
+    fp8::trials(usual.rows(), usual.ffn, &mut to);
+    fp8_blocks::copies(usual.rows(), usual.ffn, &mut to);
     for scales in [Scales::Tensor, Scales::Rows, Scales::Blocks] {
         if scales != Scales::Blocks || hopper {
-            fp8_products::trials(scales, usual.rows(), usual.hidden(), usual.ffn, &mut add);
+            fp8_products::trials(scales, usual.rows(), usual.hidden(), usual.ffn, &mut to);
         }
     }
     if hopper {
-        experts::in_8_bits(usual, &mut add);
+        experts::in_8_bits(usual, &mut to);
     }
-    all
+    to.cases
+}
+
+/// Trials of any sizes.
+fn of_floats(sizes: Sizes, dtype: DType, to: &mut Trials) {
+    products::trials(sizes, dtype, to);
+    elementwise::trials(sizes, dtype, to);
+    norms::trials(sizes.rows(), sizes.hidden(), dtype, to);
+    attention::trials(sizes, dtype, to);
+    latent::trials(sizes, dtype, to);
+    documents::trials(sizes, dtype, to);
+    divided::trials(sizes, dtype, to);
+    embedding_and_loss::trials(sizes, dtype, to);
+    experts::trials(sizes, dtype, to);
+}
+
+/// Trials of single sizes, those of models.
+fn of_models(sizes: Sizes, dtype: DType, to: &mut Trials) {
+    generation::trials(dtype, to);
+    experts::many(dtype, to);
+    if dtype == DType::Bf16 {
+        experts::few(to);
+    }
+    // The width of rows decides how kernels divide them among threads.
+    for hidden in [768, 1024, 2048] {
+        to.labelled(&format!(", hidden {hidden}"), |to| norms::trials(50, hidden, dtype, to));
+    }
+    let wide = Sizes { batch: 1, seq: 16, vocab: 50257, padded_vocab: 50304, ..sizes };
+    to.labelled(", vocab 50257", |to| embedding_and_loss::cross_entropies(wide, dtype, to));
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::workbench::Workbench;
     use super::*;
-    use crate::{Device, HostOptions, Op};
+    use crate::{Device, HostOptions};
 
     /// Operations without a trial, and why.
     const WITHOUT: [(&str, &str); 3] = [

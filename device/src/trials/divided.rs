@@ -6,30 +6,25 @@ use crate::ops::{
 };
 use crate::{DType, Result, Shape};
 
+use super::cases::Trials;
 use super::sizes::Sizes;
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 
-pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;
     let (ranks, width) = (2, 2 * kv_heads * head_dim);
     // The tokens here are an even number.
     let tokens = seq / (2 * ranks) * 2;
-    add(
-        "rows by position",
-        Box::new(move |b| {
-            let by_rank = b.input([ranks, batch, tokens, width], dtype)?;
-            let by_position = b.output([batch, ranks * tokens, width], dtype)?;
-            Ok(OrderRows { by_rank, by_position, to: RowOrder::ByPosition }.into())
-        }),
-    );
-    add(
-        "rows by rank",
-        Box::new(move |b| {
-            let by_rank = b.output([ranks, batch, tokens, width], dtype)?;
-            let by_position = b.input([batch, ranks * tokens, width], dtype)?;
-            Ok(OrderRows { by_rank, by_position, to: RowOrder::ByRank }.into())
-        }),
-    );
+    to.add("rows by position", move |b| {
+        let by_rank = b.input([ranks, batch, tokens, width], dtype)?;
+        let by_position = b.output([batch, ranks * tokens, width], dtype)?;
+        Ok(OrderRows { by_rank, by_position, to: RowOrder::ByPosition })
+    });
+    to.add("rows by rank", move |b| {
+        let by_rank = b.output([ranks, batch, tokens, width], dtype)?;
+        let by_position = b.input([batch, ranks * tokens, width], dtype)?;
+        Ok(OrderRows { by_rank, by_position, to: RowOrder::ByRank })
+    });
     let window = Some(seq / 6 + 1);
     for (label, rank, window, of) in [
         ("first part", 0, None, KeysOf::AllRanks),
@@ -58,74 +53,59 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 dropout: None,
             })
         };
-        add(&format!("attention of a share, {label}"), Box::new(move |b| Ok(forward(b)?.into())));
-        add(
-            &format!("attention backward of a share, {label}"),
-            Box::new(move |b| {
-                let op = forward(b)?;
-                b.run(op.clone())?;
-                let grad_output = b.input(op.output.shape, dtype)?;
-                let grad_qkv = b.output_in_part(op.qkv.shape, dtype)?;
-                let grad = |keys: RankKeys, b: &mut Workbench| output(b, keys.rows.shape, dtype);
-                let keys = match op.keys {
-                    Some(keys) => Some(RankKeysBackward { keys, grad: grad(keys, b)? }),
-                    None => None,
-                };
-                Ok(AttentionBackward { keys, ..op.backward(grad_output, grad_qkv) }.into())
-            }),
-        );
+        to.add(&format!("attention of a share, {label}"), move |b| forward(b));
+        to.add(&format!("attention backward of a share, {label}"), move |b| {
+            let op = forward(b)?;
+            b.run(op.clone())?;
+            let grad_output = b.input(op.output.shape, dtype)?;
+            let grad_qkv = b.output_in_part(op.qkv.shape, dtype)?;
+            let grad = |keys: RankKeys, b: &mut Workbench| output(b, keys.rows.shape, dtype);
+            let keys = match op.keys {
+                Some(keys) => Some(RankKeysBackward { keys, grad: grad(keys, b)? }),
+                None => None,
+            };
+            Ok(AttentionBackward { keys, ..op.backward(grad_output, grad_qkv) })
+        });
     }
-    parts(s, tokens, dtype, add);
+    parts(s, tokens, dtype, to);
 }
 
 /// Sums over parts of the keys.
-fn parts(s: Sizes, tokens: usize, dtype: DType, add: AddTrial<'_>) {
+fn parts(s: Sizes, tokens: usize, dtype: DType, to: &mut Trials) {
     let Sizes { batch, heads, kv_heads, head_dim, .. } = s;
     let outputs = [("first of two", dtype, dtype), ("first", dtype, DType::F32), ("last", DType::F32, dtype)];
     for (label, first, merged) in outputs {
-        add(
-            &format!("attention merged, {label}"),
-            Box::new(move |b| {
-                let (output, stats) = ([batch, tokens, heads * head_dim], [batch, heads, tokens]);
-                let first = KeyPart { output: b.input(output, first)?, stats: b.input(stats, DType::F32)? };
-                let second = KeyPart { output: b.input(output, dtype)?, stats: b.input(stats, DType::F32)? };
-                let merged = KeyPart { output: b.output(output, merged)?, stats: b.output(stats, DType::F32)? };
-                Ok(MergeAttention { first, second, first_query: tokens / 2, merged }.into())
-            }),
-        );
+        to.add(&format!("attention merged, {label}"), move |b| {
+            let (output, stats) = ([batch, tokens, heads * head_dim], [batch, heads, tokens]);
+            let first = KeyPart { output: b.input(output, first)?, stats: b.input(stats, DType::F32)? };
+            let second = KeyPart { output: b.input(output, dtype)?, stats: b.input(stats, DType::F32)? };
+            let merged = KeyPart { output: b.output(output, merged)?, stats: b.output(stats, DType::F32)? };
+            Ok(MergeAttention { first, second, first_query: tokens / 2, merged })
+        });
     }
     let attended = move |b: &mut Workbench| -> Result<KeyPart> {
         let output = b.input([batch, tokens, heads * head_dim], dtype)?;
         Ok(KeyPart { output, stats: b.input([batch, heads, tokens], DType::F32)? })
     };
-    add(
-        "sinks",
-        Box::new(move |b| {
-            let attended = attended(b)?;
-            Ok(AddSinks { attended, sinks: b.input([heads], DType::F32)? }.into())
-        }),
-    );
-    add(
-        "gradients of sinks",
-        Box::new(move |b| {
-            let (attended, sinks) = (attended(b)?, b.input([heads], DType::F32)?);
-            let grad_output = b.input(attended.output.shape, dtype)?;
-            let summands = b.output([batch, tokens, heads], DType::F32)?;
-            Ok(SinkGradients { attended, grad_output, sinks, summands }.into())
-        }),
-    );
+    to.add("sinks", move |b| {
+        let attended = attended(b)?;
+        Ok(AddSinks { attended, sinks: b.input([heads], DType::F32)? })
+    });
+    to.add("gradients of sinks", move |b| {
+        let (attended, sinks) = (attended(b)?, b.input([heads], DType::F32)?);
+        let grad_output = b.input(attended.output.shape, dtype)?;
+        let summands = b.output([batch, tokens, heads], DType::F32)?;
+        Ok(SinkGradients { attended, grad_output, sinks, summands })
+    });
     let (columns, rows) = (heads * head_dim, batch * tokens);
     let wide = columns + 2 * kv_heads * head_dim;
     for (label, b_type, to_type, adds) in [("sum", dtype, DType::F32, false), ("total", DType::F32, dtype, true)] {
-        add(
-            &format!("rows added, {label}"),
-            Box::new(move |b| {
-                let a = adds.then(|| b.input([rows, columns], to_type).map(Corner::first)).transpose()?;
-                let (b_matrix, matrix) = (b.input([rows, wide], b_type)?, b.output([rows, columns], to_type)?);
-                let from = Corner { matrix: b_matrix, row: 0, column: wide - columns };
-                let added = tokens / 2..tokens;
-                Ok(AddRows { a, b: from, added, tokens, rows, columns, to: Corner::first(matrix) }.into())
-            }),
-        );
+        to.add(&format!("rows added, {label}"), move |b| {
+            let a = adds.then(|| b.input([rows, columns], to_type).map(Corner::first)).transpose()?;
+            let (b_matrix, matrix) = (b.input([rows, wide], b_type)?, b.output([rows, columns], to_type)?);
+            let from = Corner { matrix: b_matrix, row: 0, column: wide - columns };
+            let added = tokens / 2..tokens;
+            Ok(AddRows { a, b: from, added, tokens, rows, columns, to: Corner::first(matrix) })
+        });
     }
 }

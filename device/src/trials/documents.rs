@@ -3,8 +3,9 @@
 use crate::ops::{Attention, Documents, Embedding, Mask, Scores};
 use crate::{DType, Result};
 
+use super::cases::Trials;
 use super::sizes::Sizes;
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 
 /// Documents of a sample, at most.
 const MOST: usize = 8;
@@ -17,7 +18,7 @@ fn documents(s: Sizes, b: &mut Workbench) -> Result<Documents> {
     Ok(Documents { position_ids: b.integers([batch, seq], &ids)?, most: MOST })
 }
 
-pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, head_dim, .. } = s;
     for (label, kv_heads, window) in [
         ("documents", heads, None),
@@ -39,32 +40,25 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 dropout: None,
             })
         };
-        add(&format!("attention, {label}"), Box::new(move |b| Ok(forward(b)?.into())));
-        add(
-            &format!("attention backward, {label}"),
-            Box::new(move |b| {
-                let op = forward(b)?;
-                b.run(op.clone())?;
-                let (grad_output, grad_qkv) = (b.input(op.output.shape, dtype)?, b.output(op.qkv.shape, dtype)?);
-                Ok(op.backward(grad_output, grad_qkv).into())
-            }),
-        );
+        to.add(&format!("attention, {label}"), move |b| forward(b));
+        to.add(&format!("attention backward, {label}"), move |b| {
+            let op = forward(b)?;
+            b.run(op.clone())?;
+            let (grad_output, grad_qkv) = (b.input(op.output.shape, dtype)?, b.output(op.qkv.shape, dtype)?);
+            Ok(op.backward(grad_output, grad_qkv))
+        });
     }
-    add(
-        "embedding, positions in documents",
-        Box::new(move |b| {
-            let hidden = heads * head_dim;
-            let tokens: Vec<i32> = (0..batch * seq).map(|at| (at * 7 % 50) as i32).collect();
-            Ok(Embedding {
-                tokens: b.integers([batch, seq], &tokens)?,
-                table: b.input([50, hidden], dtype)?,
-                first_token: 0,
-                scale: 1.0,
-                positions: Some(b.input([seq, hidden], dtype)?),
-                position_ids: Some(documents(s, b)?.position_ids),
-                output: b.output([batch, seq, hidden], dtype)?,
-            }
-            .into())
-        }),
-    );
+    to.add("embedding, positions in documents", move |b| {
+        let hidden = heads * head_dim;
+        let tokens: Vec<i32> = (0..batch * seq).map(|at| (at * 7 % 50) as i32).collect();
+        Ok(Embedding {
+            tokens: b.integers([batch, seq], &tokens)?,
+            table: b.input([50, hidden], dtype)?,
+            first_token: 0,
+            scale: 1.0,
+            positions: Some(b.input([seq, hidden], dtype)?),
+            position_ids: Some(documents(s, b)?.position_ids),
+            output: b.output([batch, seq, hidden], dtype)?,
+        })
+    });
 }

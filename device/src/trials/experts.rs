@@ -1,7 +1,8 @@
 //! Trials of the operations of mixtures of experts.
 
+use super::cases::Trials;
 use super::sizes::{CONTROL, Sizes};
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 use crate::ops::{
     AddExpertBias, Balance, Columns, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient,
     ExpertGlu, ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, Gate, GatherRows, GemmColumns, GroupScore,
@@ -75,26 +76,26 @@ impl Mixture {
     }
 }
 
-pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let (sequences, tokens, hidden, ffn) = (s.batch, s.rows(), s.hidden(), s.ffn / 4);
     let k = 1 + s.heads / 2;
-    all(Mixture { sequences, tokens, hidden, ffn, experts: 4 * k + 1, k }, dtype, add);
+    all(Mixture { sequences, tokens, hidden, ffn, experts: 4 * k + 1, k }, dtype, to);
 }
 
 /// As many experts as a GPU takes, with pairs for several blocks of a sort or a count.
-pub(super) fn many(dtype: DType, add: AddTrial<'_>) {
+pub(super) fn many(dtype: DType, to: &mut Trials) {
     let many = Mixture { sequences: 2, tokens: 1500, hidden: 64, ffn: 40, experts: 512, k: 8 };
-    all(many, dtype, &mut |name, make| add(&format!("{name}, many experts"), make));
+    to.labelled(", many experts", |to| all(many, dtype, to));
 }
 
 /// So many rows an expert that blocks multiply in pairs on a GPU that can.
-pub(super) fn few(add: AddTrial<'_>) {
+pub(super) fn few(to: &mut Trials) {
     let few = Mixture { sequences: 1, tokens: 17_000, hidden: 192, ffn: 64, experts: 2, k: 1 };
-    products(few, DType::Bf16, &mut |name, make| add(&format!("{name}, few experts"), make));
+    to.labelled(", few experts", |to| products(few, DType::Bf16, to));
 }
 
 /// Products of 8-bit factors, and the gathering of such rows. GPUs need compute capability 9.0 for the products.
-pub(super) fn in_8_bits(s: Sizes, add: AddTrial<'_>) {
+pub(super) fn in_8_bits(s: Sizes, to: &mut Trials) {
     let (sequences, tokens, hidden, ffn) = (s.batch, s.rows(), s.hidden(), s.ffn / 4 + 16);
     let m = Mixture { sequences, tokens, hidden, ffn, experts: 9, k: 2 };
     let large = Mixture { tokens: 17_000, hidden: 192, ffn: 64, experts: 2, k: 1, ..m };
@@ -109,66 +110,54 @@ pub(super) fn in_8_bits(s: Sizes, add: AddTrial<'_>) {
                 GroupedProduct::Forward => (k, n, [matrices, k]),
                 _ => (n, k, [k, matrices]),
             };
-            add(
-                &format!("grouped_gemm in 8 bits, {name}{label}"),
-                Box::new(move |b| {
-                    let offsets = b.integers([m.experts + 1], &m.order()[0])?;
-                    let factor = |b: &mut Workbench, shape, dtype| b.scaled(shape, dtype, 200.0);
-                    let (a, weights) = (factor(b, [rows, inner], dtype)?, factor(b, weights, DType::F8E4M3)?);
-                    let scales = Some([b.between([1], 1e-3, 2e-3)?, b.between([1], 1e-3, 2e-3)?]);
-                    let out = b.output_in_part([rows, width], DType::Bf16)?;
-                    Ok(GroupedGemm { scales, ..GroupedGemm::new(product, offsets, [a, weights], out) }.into())
-                }),
-            );
+            to.add(&format!("grouped_gemm in 8 bits, {name}{label}"), move |b| {
+                let offsets = b.integers([m.experts + 1], &m.order()[0])?;
+                let factor = |b: &mut Workbench, shape, dtype| b.scaled(shape, dtype, 200.0);
+                let (a, weights) = (factor(b, [rows, inner], dtype)?, factor(b, weights, DType::F8E4M3)?);
+                let scales = Some([b.between([1], 1e-3, 2e-3)?, b.between([1], 1e-3, 2e-3)?]);
+                let out = b.output_in_part([rows, width], DType::Bf16)?;
+                Ok(GroupedGemm { scales, ..GroupedGemm::new(product, offsets, [a, weights], out) })
+            });
         }
     }
-    add(
-        "gather_rows in 8 bits",
-        Box::new(move |b| {
-            let [_, _, rows] = m.order();
-            let input = b.scaled([m.tokens, m.hidden], DType::F8E5M2, 200.0)?;
-            let rows = b.integers([m.tokens, m.k], &rows)?;
-            Ok(GatherRows { input, rows, output: b.output_in_part([m.rows(), m.hidden], DType::F8E5M2)? }.into())
-        }),
-    );
+    to.add("gather_rows in 8 bits", move |b| {
+        let [_, _, rows] = m.order();
+        let input = b.scaled([m.tokens, m.hidden], DType::F8E5M2, 200.0)?;
+        let rows = b.integers([m.tokens, m.k], &rows)?;
+        Ok(GatherRows { input, rows, output: b.output_in_part([m.rows(), m.hidden], DType::F8E5M2)? })
+    });
 }
 
-fn all(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+fn all(m: Mixture, dtype: DType, to: &mut Trials) {
     if dtype == DType::F32 {
-        routers(m, &mut *add);
-        loads(m, &mut *add);
-        limits(m, &mut *add);
-        add(
-            "sort_by_expert",
-            Box::new(move |b| {
-                let chosen = b.integers([m.tokens, m.k], &m.kept())?;
-                let offsets = b.output([m.experts + 1], DType::I32)?;
-                let pairs = b.output([m.rows()], DType::I32)?;
-                let rows = b.output([m.tokens, m.k], DType::I32)?;
-                Ok(SortByExpert { chosen, first: 0, order: ExpertRows { offsets, pairs, rows } }.into())
-            }),
-        );
+        routers(m, to);
+        loads(m, to);
+        limits(m, to);
+        to.add("sort_by_expert", move |b| {
+            let chosen = b.integers([m.tokens, m.k], &m.kept())?;
+            let offsets = b.output([m.experts + 1], DType::I32)?;
+            let pairs = b.output([m.rows()], DType::I32)?;
+            let rows = b.output([m.tokens, m.k], DType::I32)?;
+            Ok(SortByExpert { chosen, first: 0, order: ExpertRows { offsets, pairs, rows } })
+        });
         for (label, room) in [("", 16), (", too little room", 5)] {
-            add(
-                &format!("place_rows{label}"),
-                Box::new(move |b| {
-                    // Three experts a rank: of the second rank's 12 rows 4 come from the first rank.
-                    let all = b.integers([2, 7], &[0, 2, 2, 5, 6, 6, 9, 0, 1, 4, 4, 4, 7, 12])?;
-                    let (places, offsets) = (b.output([3, 2], DType::I32)?, b.output([4], DType::I32)?);
-                    let (pairs, beyond) = (b.output([room], DType::I32)?, Some(b.output([1], DType::F32)?));
-                    Ok(PlaceRows { all, rank: 1, places, offsets, pairs, beyond }.into())
-                }),
-            );
+            to.add(&format!("place_rows{label}"), move |b| {
+                // Three experts a rank: of the second rank's 12 rows 4 come from the first rank.
+                let all = b.integers([2, 7], &[0, 2, 2, 5, 6, 6, 9, 0, 1, 4, 4, 4, 7, 12])?;
+                let (places, offsets) = (b.output([3, 2], DType::I32)?, b.output([4], DType::I32)?);
+                let (pairs, beyond) = (b.output([room], DType::I32)?, Some(b.output([1], DType::F32)?));
+                Ok(PlaceRows { all, rank: 1, places, offsets, pairs, beyond })
+            });
         }
     }
-    slots(m, &mut *add);
-    rows(m, dtype, &mut *add);
-    units(m, dtype, &mut *add);
-    biases(m, dtype, &mut *add);
-    products(m, dtype, &mut *add);
+    slots(m, to);
+    rows(m, dtype, to);
+    units(m, dtype, to);
+    biases(m, dtype, to);
+    products(m, dtype, to);
 }
 
-fn routers(m: Mixture, add: AddTrial<'_>) {
+fn routers(m: Mixture, to: &mut Trials) {
     let Mixture { sequences, tokens, experts, k, .. } = m;
     let softmax = Router { score: Score::Softmax, groups: None, normalise: false, scale: 1.0, forces_balance: false };
     let sigmoid = Router { score: Score::Sigmoid, normalise: true, scale: 2.5, ..softmax };
@@ -183,24 +172,21 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
         ("in turn", Router { forces_balance: true, ..softmax }, false, m),
     ] {
         let (experts, groups) = (m.experts, router.groups);
-        add(
-            &format!("route, {label}"),
-            Box::new(move |b| {
-                let logits = b.output([tokens, experts], DType::F32)?;
-                b.device.upload(&logits, &m.logits())?;
-                let bias = if biased { Some(b.output([experts], DType::F32)?) } else { None };
-                if let Some(bias) = &bias {
-                    // The second group is ahead of the first, so that their scores are far from each other too.
-                    let ahead = |expert: usize| if groups.is_some() && 2 * expert >= experts { 0.17 } else { 0.0 };
-                    let value = |expert: usize| [2.0, 0.0, 0.0][expert % 3] + ahead(expert);
-                    let values: Vec<f32> = (0..experts).map(value).collect();
-                    b.device.upload(bias, &values)?;
-                }
-                let (chosen, weights) = (b.output([tokens, k], DType::I32)?, b.output([tokens, k], DType::F32)?);
-                let tokens = SampleTokens::whole(sequences);
-                Ok(Route { router, logits, bias, tokens, chosen, weights }.into())
-            }),
-        );
+        to.add(&format!("route, {label}"), move |b| {
+            let logits = b.output([tokens, experts], DType::F32)?;
+            b.device.upload(&logits, &m.logits())?;
+            let bias = if biased { Some(b.output([experts], DType::F32)?) } else { None };
+            if let Some(bias) = &bias {
+                // The second group is ahead of the first, so that their scores are far from each other too.
+                let ahead = |expert: usize| if groups.is_some() && 2 * expert >= experts { 0.17 } else { 0.0 };
+                let value = |expert: usize| [2.0, 0.0, 0.0][expert % 3] + ahead(expert);
+                let values: Vec<f32> = (0..experts).map(value).collect();
+                b.device.upload(bias, &values)?;
+            }
+            let (chosen, weights) = (b.output([tokens, k], DType::I32)?, b.output([tokens, k], DType::F32)?);
+            let tokens = SampleTokens::whole(sequences);
+            Ok(Route { router, logits, bias, tokens, chosen, weights })
+        });
     }
     for (label, router, groups, z_loss, trains) in [
         ("softmax", softmax, None, false, false),
@@ -215,158 +201,133 @@ fn routers(m: Mixture, add: AddTrial<'_>) {
             false,
         ),
     ] {
-        add(
-            &format!("route backward, {label}"),
-            Box::new(move |b| {
-                let balance = match groups {
-                    Some(groups) => {
-                        let load = b.between([groups, experts], 0.0, 9.0)?;
-                        let position_ids =
-                            (groups == tokens).then(|| b.integers([tokens], &m.position_ids())).transpose()?;
-                        let losses = b.output([tokens], DType::F32)?;
-                        let loads = if trains { CountedLoads::OfGroups } else { CountedLoads::OfStep };
-                        Some(Balance { load, loads, position_ids, multiplier: 0.5, losses })
-                    }
-                    None => None,
-                };
-                let losses = b.output([tokens], DType::F32)?;
-                let real = (z_loss && trains).then(|| b.integers([sequences], &m.real())).transpose()?;
-                Ok(RouteBackward {
-                    router,
-                    logits: b.scaled([tokens, experts], DType::F32, 2.0)?,
-                    chosen: b.integers([tokens, k], &m.chosen())?,
-                    grad_weights: b.input([tokens, k], DType::F32)?,
-                    balance,
-                    z_loss: z_loss.then_some(ZLoss { multiplier: 1e-2, losses }),
-                    tokens: SampleTokens::whole(sequences),
-                    real,
-                    control: b.block(&CONTROL)?,
-                    adds_gradient: trains,
-                    grad_logits: b.output([tokens, experts], DType::F32)?,
+        to.add(&format!("route backward, {label}"), move |b| {
+            let balance = match groups {
+                Some(groups) => {
+                    let load = b.between([groups, experts], 0.0, 9.0)?;
+                    let position_ids =
+                        (groups == tokens).then(|| b.integers([tokens], &m.position_ids())).transpose()?;
+                    let losses = b.output([tokens], DType::F32)?;
+                    let loads = if trains { CountedLoads::OfGroups } else { CountedLoads::OfStep };
+                    Some(Balance { load, loads, position_ids, multiplier: 0.5, losses })
                 }
-                .into())
-            }),
-        );
+                None => None,
+            };
+            let losses = b.output([tokens], DType::F32)?;
+            let real = (z_loss && trains).then(|| b.integers([sequences], &m.real())).transpose()?;
+            Ok(RouteBackward {
+                router,
+                logits: b.scaled([tokens, experts], DType::F32, 2.0)?,
+                chosen: b.integers([tokens, k], &m.chosen())?,
+                grad_weights: b.input([tokens, k], DType::F32)?,
+                balance,
+                z_loss: z_loss.then_some(ZLoss { multiplier: 1e-2, losses }),
+                tokens: SampleTokens::whole(sequences),
+                real,
+                control: b.block(&CONTROL)?,
+                adds_gradient: trains,
+                grad_logits: b.output([tokens, experts], DType::F32)?,
+            })
+        });
     }
 }
 
-fn limits(m: Mixture, add: AddTrial<'_>) {
+fn limits(m: Mixture, to: &mut Trials) {
     for (label, by_weight, capacity) in [
         ("highest weights", true, m.tokens / 8 + 1),
         ("first tokens", false, m.tokens / 8 + 1),
         ("all", true, m.rows()),
     ] {
-        add(
-            &format!("limit_load, {label}"),
-            Box::new(move |b| {
-                let chosen = b.integers([m.tokens, m.k], &m.chosen())?;
-                let weights = by_weight.then(|| b.between([m.tokens, m.k], 0.0, 1.0)).transpose()?;
-                let real = by_weight.then(|| b.integers([m.sequences], &m.real())).transpose()?;
-                let kept = b.output([m.tokens, m.k], DType::I32)?;
-                Ok(LimitLoad { chosen, weights, real, experts: m.experts, capacity, kept }.into())
-            }),
-        );
+        to.add(&format!("limit_load, {label}"), move |b| {
+            let chosen = b.integers([m.tokens, m.k], &m.chosen())?;
+            let weights = by_weight.then(|| b.between([m.tokens, m.k], 0.0, 1.0)).transpose()?;
+            let real = by_weight.then(|| b.integers([m.sequences], &m.real())).transpose()?;
+            let kept = b.output([m.tokens, m.k], DType::I32)?;
+            Ok(LimitLoad { chosen, weights, real, experts: m.experts, capacity, kept })
+        });
     }
 }
 
-fn loads(m: Mixture, add: AddTrial<'_>) {
+fn loads(m: Mixture, to: &mut Trials) {
     for (label, groups, accumulate) in
         [("", 1, false), (" of sequences, accumulated", m.sequences, true), (" of documents", m.tokens, false)]
     {
-        add(
-            &format!("count_load{label}"),
-            Box::new(move |b| {
-                let chosen = b.integers([m.tokens, m.k], &if accumulate { m.chosen() } else { m.kept() })?;
-                // A column for dropped pairs, where there are any.
-                let columns = m.experts + usize::from(!accumulate);
-                let load = b.output([groups, columns], DType::F32)?;
-                if accumulate {
-                    b.device.upload(&load, &vec![3.0f32; groups * columns])?;
-                }
-                let real = accumulate.then(|| b.integers([m.sequences], &m.real())).transpose()?;
-                let of_documents = groups == m.tokens;
-                let position_ids = of_documents.then(|| b.integers([m.tokens], &m.position_ids())).transpose()?;
-                let tokens = SampleTokens::whole(m.sequences);
-                Ok(CountLoad { chosen, tokens, real, position_ids, load, accumulate }.into())
-            }),
-        );
+        to.add(&format!("count_load{label}"), move |b| {
+            let chosen = b.integers([m.tokens, m.k], &if accumulate { m.chosen() } else { m.kept() })?;
+            // A column for dropped pairs, where there are any.
+            let columns = m.experts + usize::from(!accumulate);
+            let load = b.output([groups, columns], DType::F32)?;
+            if accumulate {
+                b.device.upload(&load, &vec![3.0f32; groups * columns])?;
+            }
+            let real = accumulate.then(|| b.integers([m.sequences], &m.real())).transpose()?;
+            let of_documents = groups == m.tokens;
+            let position_ids = of_documents.then(|| b.integers([m.tokens], &m.position_ids())).transpose()?;
+            let tokens = SampleTokens::whole(m.sequences);
+            Ok(CountLoad { chosen, tokens, real, position_ids, load, accumulate })
+        });
     }
     for applies in [1, 0] {
-        add(
-            if applies == 1 { "update_selection_bias" } else { "update_selection_bias, no update" },
-            Box::new(move |b| {
-                let load = b.output([3, m.experts], DType::F32)?;
-                let counts: Vec<f32> = (0..3 * m.experts).map(|at| (at * at % 11) as f32).collect();
-                b.device.upload(&load, &counts)?;
-                let bias = b.input([3, m.experts], DType::F32)?;
-                let status = b.block(&Status { applies, ..Status::default() })?;
-                Ok(UpdateSelectionBias { load, rate: 1e-3, bias, status }.into())
-            }),
-        );
+        to.add(if applies == 1 { "update_selection_bias" } else { "update_selection_bias, no update" }, move |b| {
+            let load = b.output([3, m.experts], DType::F32)?;
+            let counts: Vec<f32> = (0..3 * m.experts).map(|at| (at * at % 11) as f32).collect();
+            b.device.upload(&load, &counts)?;
+            let bias = b.input([3, m.experts], DType::F32)?;
+            let status = b.block(&Status { applies, ..Status::default() })?;
+            Ok(UpdateSelectionBias { load, rate: 1e-3, bias, status })
+        });
     }
 }
 
 /// The slots of rows for three ranks, with room for some of them, and the experts of such slots.
-fn slots(m: Mixture, add: AddTrial<'_>) {
+fn slots(m: Mixture, to: &mut Trials) {
     let (ranks, own, room) = (3, m.experts, m.rows() / 4 + 1);
     let experts = ranks * own;
-    add(
-        "slots_of_pairs",
-        Box::new(move |b| {
-            let of_all: Vec<i32> = (0..m.rows()).map(|pair| ((pair * pair) % (experts + 1)) as i32).collect();
-            let mut sorted: Vec<usize> = (0..m.rows()).collect();
-            sorted.sort_by_key(|pair| of_all[*pair]);
-            let mut rows = vec![-1; m.rows()];
-            let kept = |pair: &&usize| (of_all[**pair] as usize) < experts;
-            sorted.iter().filter(kept).enumerate().for_each(|(row, pair)| rows[*pair] = row as i32);
-            let before = |end: usize| of_all.iter().filter(|expert| (**expert as usize) < end).count() as i32;
-            let pairs: Vec<i32> = sorted.iter().map(|pair| *pair as i32).collect();
-            let order = ExpertRows {
-                offsets: b.integers([experts + 1], &(0..=experts).map(before).collect::<Vec<_>>())?,
-                pairs: b.integers([m.rows()], &pairs)?,
-                rows: b.integers([m.tokens, m.k], &rows)?,
-            };
-            let chosen = b.integers([m.tokens, m.k], &of_all)?;
-            let (slots, beyond) = (b.output([m.tokens, m.k], DType::I32)?, Some(b.output([1], DType::F32)?));
-            Ok(SlotsOfPairs { chosen, order, ranks, room, slots, beyond }.into())
-        }),
-    );
-    add(
-        "experts_of_slots",
-        Box::new(move |b| {
-            let of_rank = |rank: usize| (0..=experts).map(move |expert| (expert * (rank + 1) * room / own / 2) as i32);
-            let offsets: Vec<i32> = (0..ranks).flat_map(of_rank).collect();
-            let offsets = b.integers([ranks, experts + 1], &offsets)?;
-            Ok(ExpertsOfSlots { offsets, rank: 1, chosen: b.output([ranks * room, 1], DType::I32)? }.into())
-        }),
-    );
+    to.add("slots_of_pairs", move |b| {
+        let of_all: Vec<i32> = (0..m.rows()).map(|pair| ((pair * pair) % (experts + 1)) as i32).collect();
+        let mut sorted: Vec<usize> = (0..m.rows()).collect();
+        sorted.sort_by_key(|pair| of_all[*pair]);
+        let mut rows = vec![-1; m.rows()];
+        let kept = |pair: &&usize| (of_all[**pair] as usize) < experts;
+        sorted.iter().filter(kept).enumerate().for_each(|(row, pair)| rows[*pair] = row as i32);
+        let before = |end: usize| of_all.iter().filter(|expert| (**expert as usize) < end).count() as i32;
+        let pairs: Vec<i32> = sorted.iter().map(|pair| *pair as i32).collect();
+        let order = ExpertRows {
+            offsets: b.integers([experts + 1], &(0..=experts).map(before).collect::<Vec<_>>())?,
+            pairs: b.integers([m.rows()], &pairs)?,
+            rows: b.integers([m.tokens, m.k], &rows)?,
+        };
+        let chosen = b.integers([m.tokens, m.k], &of_all)?;
+        let (slots, beyond) = (b.output([m.tokens, m.k], DType::I32)?, Some(b.output([1], DType::F32)?));
+        Ok(SlotsOfPairs { chosen, order, ranks, room, slots, beyond })
+    });
+    to.add("experts_of_slots", move |b| {
+        let of_rank = |rank: usize| (0..=experts).map(move |expert| (expert * (rank + 1) * room / own / 2) as i32);
+        let offsets: Vec<i32> = (0..ranks).flat_map(of_rank).collect();
+        let offsets = b.integers([ranks, experts + 1], &offsets)?;
+        Ok(ExpertsOfSlots { offsets, rank: 1, chosen: b.output([ranks * room, 1], DType::I32)? })
+    });
 }
 
-fn rows(m: Mixture, dtype: DType, add: AddTrial<'_>) {
-    add(
-        "gather_rows",
-        Box::new(move |b| {
-            let [_, _, rows] = m.order();
-            let input = b.input([m.tokens, m.hidden], dtype)?;
-            let rows = b.integers([m.tokens, m.k], &rows)?;
-            Ok(GatherRows { input, rows, output: b.output_in_part([m.rows(), m.hidden], dtype)? }.into())
-        }),
-    );
+fn rows(m: Mixture, dtype: DType, to: &mut Trials) {
+    to.add("gather_rows", move |b| {
+        let [_, _, rows] = m.order();
+        let input = b.input([m.tokens, m.hidden], dtype)?;
+        let rows = b.integers([m.tokens, m.k], &rows)?;
+        Ok(GatherRows { input, rows, output: b.output_in_part([m.rows(), m.hidden], dtype)? })
+    });
     for with in [false, true] {
-        add(
-            if with { "combine_rows and another" } else { "combine_rows" },
-            Box::new(move |b| {
-                let [_, _, rows] = m.order();
-                let input = b.input([m.rows(), m.hidden], dtype)?;
-                let rows = b.integers([m.tokens, m.k], &rows)?;
-                let also = if with { Some(b.input([m.tokens, m.hidden], DType::F32)?) } else { None };
-                Ok(CombineRows { input, rows, also, output: b.output([m.tokens, m.hidden], dtype)? }.into())
-            }),
-        );
+        to.add(if with { "combine_rows and another" } else { "combine_rows" }, move |b| {
+            let [_, _, rows] = m.order();
+            let input = b.input([m.rows(), m.hidden], dtype)?;
+            let rows = b.integers([m.tokens, m.k], &rows)?;
+            let also = if with { Some(b.input([m.tokens, m.hidden], DType::F32)?) } else { None };
+            Ok(CombineRows { input, rows, also, output: b.output([m.tokens, m.hidden], dtype)? })
+        });
     }
 }
 
-fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+fn units(m: Mixture, dtype: DType, to: &mut Trials) {
     let (narrow, wide) = ([m.rows(), m.ffn], [m.rows(), 2 * m.ffn]);
     for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu"), (Gate::ClampedSilu, "clamped_swiglu")] {
         let inputs = move |b: &mut Workbench| -> Result<[Tensor; 3]> {
@@ -374,35 +335,28 @@ fn units(m: Mixture, dtype: DType, add: AddTrial<'_>) {
             let input = b.scaled(wide, dtype, 3.0)?;
             Ok([input, b.input([m.tokens, m.k], DType::F32)?, b.integers([m.rows()], &pairs)?])
         };
-        add(
-            &format!("{name} of experts"),
-            Box::new(move |b| {
-                let [input, weights, pairs] = inputs(b)?;
-                Ok(ExpertGlu { gate, input, weights, pairs, output: b.output(narrow, dtype)? }.into())
-            }),
-        );
-        add(
-            &format!("{name} of experts backward"),
-            Box::new(move |b| {
-                let [input, weights, pairs] = inputs(b)?;
-                Ok(ExpertGluBackward {
-                    gate,
-                    input,
-                    weights,
-                    pairs,
-                    grad_output: b.input(narrow, dtype)?,
-                    grad_input: b.output(wide, dtype)?,
-                    output: b.output(narrow, dtype)?,
-                    grad_weights: b.output([m.tokens, m.k], DType::F32)?,
-                }
-                .into())
-            }),
-        );
+        to.add(&format!("{name} of experts"), move |b| {
+            let [input, weights, pairs] = inputs(b)?;
+            Ok(ExpertGlu { gate, input, weights, pairs, output: b.output(narrow, dtype)? })
+        });
+        to.add(&format!("{name} of experts backward"), move |b| {
+            let [input, weights, pairs] = inputs(b)?;
+            Ok(ExpertGluBackward {
+                gate,
+                input,
+                weights,
+                pairs,
+                grad_output: b.input(narrow, dtype)?,
+                grad_input: b.output(wide, dtype)?,
+                output: b.output(narrow, dtype)?,
+                grad_weights: b.output([m.tokens, m.k], DType::F32)?,
+            })
+        });
     }
 }
 
 /// Biases of experts, of rows with a few behind those of experts.
-fn biases(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+fn biases(m: Mixture, dtype: DType, to: &mut Trials) {
     let (rows, bias) = ([m.rows(), m.ffn], [m.experts * m.ffn]);
     let offsets = move |b: &mut Workbench| b.integers([m.experts + 1], &m.order()[0]);
     let weights = move |b: &mut Workbench| -> Result<RowWeights> {
@@ -411,36 +365,27 @@ fn biases(m: Mixture, dtype: DType, add: AddTrial<'_>) {
     };
     for weighted in [false, true] {
         let label = if weighted { ", weighted" } else { "" };
-        add(
-            &format!("add_expert_bias{label}"),
-            Box::new(move |b| {
-                let (rows, bias, offsets) = (b.input(rows, dtype)?, b.input(bias, dtype)?, offsets(b)?);
-                let weights = weighted.then(|| weights(b)).transpose()?;
-                Ok(AddExpertBias { rows, bias, offsets, weights }.into())
-            }),
-        );
-        add(
-            &format!("expert_bias_gradient{label}"),
-            Box::new(move |b| {
-                let (rows, offsets) = (b.input(rows, dtype)?, offsets(b)?);
-                let weights = weighted.then(|| weights(b)).transpose()?;
-                let grad = if weighted { b.input(bias, DType::F32)? } else { b.output(bias, DType::F32)? };
-                Ok(ExpertBiasGradient { rows, offsets, weights, grad, accumulate: weighted }.into())
-            }),
-        );
-    }
-    add(
-        "expert_bias_dots",
-        Box::new(move |b| {
+        to.add(&format!("add_expert_bias{label}"), move |b| {
             let (rows, bias, offsets) = (b.input(rows, dtype)?, b.input(bias, dtype)?, offsets(b)?);
-            let RowWeights { weights: grad_weights, pairs } = weights(b)?;
-            Ok(ExpertBiasDots { rows, bias, offsets, pairs, grad_weights }.into())
-        }),
-    );
+            let weights = weighted.then(|| weights(b)).transpose()?;
+            Ok(AddExpertBias { rows, bias, offsets, weights })
+        });
+        to.add(&format!("expert_bias_gradient{label}"), move |b| {
+            let (rows, offsets) = (b.input(rows, dtype)?, offsets(b)?);
+            let weights = weighted.then(|| weights(b)).transpose()?;
+            let grad = if weighted { b.input(bias, DType::F32)? } else { b.output(bias, DType::F32)? };
+            Ok(ExpertBiasGradient { rows, offsets, weights, grad, accumulate: weighted })
+        });
+    }
+    to.add("expert_bias_dots", move |b| {
+        let (rows, bias, offsets) = (b.input(rows, dtype)?, b.input(bias, dtype)?, offsets(b)?);
+        let RowWeights { weights: grad_weights, pairs } = weights(b)?;
+        Ok(ExpertBiasDots { rows, bias, offsets, pairs, grad_weights })
+    });
 }
 
 /// Products of rows with a few behind those of experts.
-fn products(m: Mixture, dtype: DType, add: AddTrial<'_>) {
+fn products(m: Mixture, dtype: DType, to: &mut Trials) {
     use GroupedProduct::{Forward, InputGradient, WeightGradient};
     let (rows, n, k) = (m.rows() + 5, m.ffn, m.hidden);
     let scale = 1.0 / (k as f32).sqrt();
@@ -450,54 +395,46 @@ fn products(m: Mixture, dtype: DType, add: AddTrial<'_>) {
         ("wgrad", WeightGradient, false),
         ("wgrad accumulated", WeightGradient, true),
     ] {
-        add(
-            &format!("grouped_gemm, {name}"),
-            Box::new(move |bench| {
-                let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
-                let a = bench.input([rows, if product == Forward { k } else { n }], dtype)?;
-                let matrices = [m.experts * n, k];
-                let (b, out) = match product {
-                    Forward => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, n], dtype)?),
-                    InputGradient => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, k], dtype)?),
-                    WeightGradient if accumulate => {
-                        (bench.input([rows, k], dtype)?, bench.input(matrices, DType::F32)?)
-                    }
-                    WeightGradient => (bench.input([rows, k], dtype)?, bench.output(matrices, DType::F32)?),
-                };
-                Ok(GroupedGemm { accumulate, ..GroupedGemm::new(product, offsets, [a, b], out) }.into())
-            }),
-        );
+        to.add(&format!("grouped_gemm, {name}"), move |bench| {
+            let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
+            let a = bench.input([rows, if product == Forward { k } else { n }], dtype)?;
+            let matrices = [m.experts * n, k];
+            let (b, out) = match product {
+                Forward => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, n], dtype)?),
+                InputGradient => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, k], dtype)?),
+                WeightGradient if accumulate => (bench.input([rows, k], dtype)?, bench.input(matrices, DType::F32)?),
+                WeightGradient => (bench.input([rows, k], dtype)?, bench.output(matrices, DType::F32)?),
+            };
+            Ok(GroupedGemm { accumulate, ..GroupedGemm::new(product, offsets, [a, b], out) })
+        });
     }
     // As adapters do it: from some columns of rows, to some columns.
     for (name, product) in [("added", Forward), ("dgrad", InputGradient), ("wgrad", WeightGradient)] {
-        add(
-            &format!("grouped_gemm, columns, {name}"),
-            Box::new(move |bench| {
-                let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
-                let columns = |first| Some(Columns { first, count: 16 });
-                let (low, wide) = (bench.input([rows, 48], dtype)?, bench.input([rows, n + 16], dtype)?);
-                let of_low = if product == Forward { columns(32) } else { columns(16) };
-                let of_wide = Some(Columns { first: 8, count: n });
-                let matrices = [m.experts * n, 16];
-                let (factors, out, columns) = match product {
-                    Forward => {
-                        let columns = GemmColumns { a: of_low, out: of_wide, ..GemmColumns::ALL };
-                        ([low, bench.scaled(matrices, dtype, scale)?], wide, columns)
-                    }
-                    InputGradient => {
-                        let columns = GemmColumns { a: of_wide, out: of_low, ..GemmColumns::ALL };
-                        let out = bench.output_in_part([rows, 48], dtype)?;
-                        ([wide, bench.scaled(matrices, dtype, scale)?], out, columns)
-                    }
-                    WeightGradient => {
-                        let columns = GemmColumns { a: of_wide, b: of_low, out: None };
-                        ([wide, low], bench.output(matrices, DType::F32)?, columns)
-                    }
-                };
-                let accumulate = product == Forward;
-                let whole = GroupedGemm::new(product, offsets, factors, out);
-                Ok(GroupedGemm { alpha: 0.5, accumulate, columns, ..whole }.into())
-            }),
-        );
+        to.add(&format!("grouped_gemm, columns, {name}"), move |bench| {
+            let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
+            let columns = |first| Some(Columns { first, count: 16 });
+            let (low, wide) = (bench.input([rows, 48], dtype)?, bench.input([rows, n + 16], dtype)?);
+            let of_low = if product == Forward { columns(32) } else { columns(16) };
+            let of_wide = Some(Columns { first: 8, count: n });
+            let matrices = [m.experts * n, 16];
+            let (factors, out, columns) = match product {
+                Forward => {
+                    let columns = GemmColumns { a: of_low, out: of_wide, ..GemmColumns::ALL };
+                    ([low, bench.scaled(matrices, dtype, scale)?], wide, columns)
+                }
+                InputGradient => {
+                    let columns = GemmColumns { a: of_wide, out: of_low, ..GemmColumns::ALL };
+                    let out = bench.output_in_part([rows, 48], dtype)?;
+                    ([wide, bench.scaled(matrices, dtype, scale)?], out, columns)
+                }
+                WeightGradient => {
+                    let columns = GemmColumns { a: of_wide, b: of_low, out: None };
+                    ([wide, low], bench.output(matrices, DType::F32)?, columns)
+                }
+            };
+            let accumulate = product == Forward;
+            let whole = GroupedGemm::new(product, offsets, factors, out);
+            Ok(GroupedGemm { alpha: 0.5, accumulate, columns, ..whole })
+        });
     }
 }

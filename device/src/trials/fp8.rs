@@ -6,7 +6,8 @@ use crate::ops::{
 };
 use crate::{DType, Result, Tensor};
 
-use super::workbench::{AddTrial, Workbench};
+use super::cases::Trials;
+use super::workbench::Workbench;
 
 /// Makes the source of a copy, a matrix of this height and width.
 pub(super) type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
@@ -32,146 +33,112 @@ pub(super) const SOURCES: [(&str, MakeSource); 11] = [
 ];
 
 /// All of these trials. Sizes are multiples of 16.
-pub(super) fn trials(rows: usize, width: usize, add: AddTrial<'_>) {
-    every_kind(rows, width, &mut *add);
-    variants(rows, width, &mut *add);
-    counts(rows, width, &mut *add);
-    transposes_and_scales(rows, width, &mut *add);
+pub(super) fn trials(rows: usize, width: usize, to: &mut Trials) {
+    every_kind(rows, width, to);
+    variants(rows, width, to);
+    counts(rows, width, to);
+    transposes_and_scales(rows, width, to);
 }
 
 /// Copies of every kind of matrix, and their scales.
-fn every_kind(rows: usize, width: usize, add: AddTrial<'_>) {
+fn every_kind(rows: usize, width: usize, to: &mut Trials) {
     for (name, make) in SOURCES {
         for (dtype, per_row) in [(DType::F8E4M3, false), (DType::F8E5M2, false), (DType::F8E4M3, true)] {
             let scales = if per_row { "a scale a row" } else { "one scale" };
-            add(
-                &format!("quantize {name} to {dtype}, {scales}"),
-                Box::new(move |bench| {
-                    let source = make(bench, rows, width)?;
-                    let given = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
-                    let scale = if per_row { Scale::Rows(bench.output([rows], DType::F32)?) } else { given };
-                    let copy = Fp8Matrix { values: bench.output([rows, width], dtype)?, scale };
-                    let transposed = Fp8Matrix { values: bench.output([width, rows], dtype)?, scale: given };
-                    let amax = Some(bench.between([1], 0.0, 1e-3)?);
-                    let sums = Some(bench.output([width], DType::F32)?);
-                    let (rows, columns) = (Some(copy), Some(transposed));
-                    Ok(Quantize { source, rows, columns, amax, sums, accumulate: false }.into())
-                }),
-            );
-        }
-        add(
-            &format!("make_scale of {name}"),
-            Box::new(move |bench| {
+            to.add(&format!("quantize {name} to {dtype}, {scales}"), move |bench| {
                 let source = make(bench, rows, width)?;
-                let scale = bench.output([1], DType::F32)?;
-                Ok(MakeScale { source, dtype: DType::F8E4M3, scale, keep_known: false }.into())
-            }),
-        );
+                let given = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
+                let scale = if per_row { Scale::Rows(bench.output([rows], DType::F32)?) } else { given };
+                let copy = Fp8Matrix { values: bench.output([rows, width], dtype)?, scale };
+                let transposed = Fp8Matrix { values: bench.output([width, rows], dtype)?, scale: given };
+                let amax = Some(bench.between([1], 0.0, 1e-3)?);
+                let sums = Some(bench.output([width], DType::F32)?);
+                let (rows, columns) = (Some(copy), Some(transposed));
+                Ok(Quantize { source, rows, columns, amax, sums, accumulate: false })
+            });
+        }
+        to.add(&format!("make_scale of {name}"), move |bench| {
+            let source = make(bench, rows, width)?;
+            let scale = bench.output([1], DType::F32)?;
+            Ok(MakeScale { source, dtype: DType::F8E4M3, scale, keep_known: false })
+        });
     }
 }
 
 /// Copies of one kind of matrix in other ways.
-fn variants(rows: usize, width: usize, add: AddTrial<'_>) {
+fn variants(rows: usize, width: usize, to: &mut Trials) {
     for (label, known) in [("", 0.0), (" that is known", 0.02)] {
-        add(
-            &format!("make_scale, kept{label}"),
-            Box::new(move |bench| {
-                let source = QuantizeSource::Stored(wide(bench, rows, width)?);
-                let scale = bench.between([1], known, known)?;
-                Ok(MakeScale { source, dtype: DType::F8E4M3, scale, keep_known: true }.into())
-            }),
-        );
+        to.add(&format!("make_scale, kept{label}"), move |bench| {
+            let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+            let scale = bench.between([1], known, known)?;
+            Ok(MakeScale { source, dtype: DType::F8E4M3, scale, keep_known: true })
+        });
     }
     for (label, transposes) in [("rows", false), ("columns", true)] {
-        add(
-            &format!("quantize, {label} alone"),
-            Box::new(move |bench| {
-                let source = QuantizeSource::Stored(wide(bench, rows, width)?);
-                let scale = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
-                let shape = if transposes { [width, rows] } else { [rows, width] };
-                let copy = Fp8Matrix { values: bench.output(shape, DType::F8E4M3)?, scale };
-                let (rows, columns) = if transposes { (None, Some(copy)) } else { (Some(copy), None) };
-                Ok(Quantize { source, rows, columns, amax: None, sums: None, accumulate: false }.into())
-            }),
-        );
-    }
-    add(
-        "quantize, sums accumulated",
-        Box::new(move |bench| {
+        to.add(&format!("quantize, {label} alone"), move |bench| {
             let source = QuantizeSource::Stored(wide(bench, rows, width)?);
             let scale = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
-            let copy = |values| Some(Fp8Matrix { values, scale });
-            let columns = copy(bench.output([width, rows], DType::F8E5M2)?);
-            let (rows, sums) = (copy(bench.output([rows, width], DType::F8E5M2)?), bench.input([width], DType::F32)?);
-            Ok(Quantize { source, rows, columns, amax: None, sums: Some(sums), accumulate: true }.into())
-        }),
-    );
+            let shape = if transposes { [width, rows] } else { [rows, width] };
+            let copy = Fp8Matrix { values: bench.output(shape, DType::F8E4M3)?, scale };
+            let (rows, columns) = if transposes { (None, Some(copy)) } else { (Some(copy), None) };
+            Ok(Quantize { source, rows, columns, amax: None, sums: None, accumulate: false })
+        });
+    }
+    to.add("quantize, sums accumulated", move |bench| {
+        let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+        let scale = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
+        let copy = |values| Some(Fp8Matrix { values, scale });
+        let columns = copy(bench.output([width, rows], DType::F8E5M2)?);
+        let (rows, sums) = (copy(bench.output([rows, width], DType::F8E5M2)?), bench.input([width], DType::F32)?);
+        Ok(Quantize { source, rows, columns, amax: None, sums: Some(sums), accumulate: true })
+    });
 }
 
 /// Counts of the values that a copy loses.
-fn counts(rows: usize, width: usize, add: AddTrial<'_>) {
-    add(
-        "count_quantized, a scale a row",
-        Box::new(move |bench| {
-            let source = QuantizeSource::Stored(wide(bench, rows, width)?);
-            let values = bench.scaled([rows, width], DType::F8E4M3, 0.01)?;
-            let copy = Fp8Matrix { values, scale: Scale::Rows(bench.between([rows], 0.01, 0.02)?) };
-            Ok(CountQuantized { source, copy, counts: bench.block(&QuantizeCounts::default())? }.into())
-        }),
-    );
+fn counts(rows: usize, width: usize, to: &mut Trials) {
+    to.add("count_quantized, a scale a row", move |bench| {
+        let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+        let values = bench.scaled([rows, width], DType::F8E4M3, 0.01)?;
+        let copy = Fp8Matrix { values, scale: Scale::Rows(bench.between([rows], 0.01, 0.02)?) };
+        Ok(CountQuantized { source, copy, counts: bench.block(&QuantizeCounts::default())? })
+    });
     for dtype in [DType::F8E4M3, DType::F8E5M2] {
-        add(
-            &format!("count_quantized, {dtype}"),
-            Box::new(move |bench| {
-                let source = QuantizeSource::Stored(bench.scaled([rows, width], DType::Bf16, 3.0)?);
-                // The largest values are beyond the largest number, and bytes of 0 are among the others.
-                let scale = Scale::Tensor(bench.between([1], 2.0 / dtype.largest_fp8(), 2.1 / dtype.largest_fp8())?);
-                let copy = Fp8Matrix { values: bench.scaled([rows, width], dtype, 0.01)?, scale };
-                Ok(CountQuantized { source, copy, counts: bench.block(&QuantizeCounts::default())? }.into())
-            }),
-        );
+        to.add(&format!("count_quantized, {dtype}"), move |bench| {
+            let source = QuantizeSource::Stored(bench.scaled([rows, width], DType::Bf16, 3.0)?);
+            // The largest values are beyond the largest number, and bytes of 0 are among the others.
+            let scale = Scale::Tensor(bench.between([1], 2.0 / dtype.largest_fp8(), 2.1 / dtype.largest_fp8())?);
+            let copy = Fp8Matrix { values: bench.scaled([rows, width], dtype, 0.01)?, scale };
+            Ok(CountQuantized { source, copy, counts: bench.block(&QuantizeCounts::default())? })
+        });
     }
-    add(
-        "sum_counts",
-        Box::new(|bench| {
-            let of =
-                |i: u64| QuantizeCounts { values: 1000 + i, saturated: i, underflowed: 2 * i, ..Default::default() };
-            let counts: [QuantizeCounts; 96] = std::array::from_fn(|i| of(i as u64));
-            Ok(SumCounts { counts: bench.block(&counts)?, sums: bench.output([3, 3], DType::F32)? }.into())
-        }),
-    );
+    to.add("sum_counts", |bench| {
+        let of = |i: u64| QuantizeCounts { values: 1000 + i, saturated: i, underflowed: 2 * i, ..Default::default() };
+        let counts: [QuantizeCounts; 96] = std::array::from_fn(|i| of(i as u64));
+        Ok(SumCounts { counts: bench.block(&counts)?, sums: bench.output([3, 3], DType::F32)? })
+    });
 }
 
-fn transposes_and_scales(rows: usize, width: usize, add: AddTrial<'_>) {
-    add(
-        "transpose_fp8",
-        Box::new(move |bench| {
-            let input = bench.scaled([rows, width], DType::F8E4M3, 200.0)?;
-            Ok(TransposeFp8 { input, output: bench.output([width, rows], DType::F8E4M3)? }.into())
-        }),
-    );
-    add(
-        "quantize a weight, scales for rows and columns",
-        Box::new(move |bench| {
-            let source = QuantizeSource::Stored(wide(bench, rows, width)?);
-            let mut copy = |shape: [usize; 2]| {
-                let scale = Scale::Rows(bench.output([shape[0]], DType::F32)?);
-                Ok::<_, crate::Error>(Fp8Matrix { values: bench.output(shape, DType::F8E4M3)?, scale })
-            };
-            let (rows, columns) = (Some(copy([rows, width])?), Some(copy([width, rows])?));
-            Ok(Quantize { source, rows, columns, amax: None, sums: None, accumulate: false }.into())
-        }),
-    );
-    add(
-        "update_scales",
-        Box::new(|bench| {
-            let (tensors, length) = (70, 40);
-            let amax = bench.between([tensors], 0.0, 5.0)?;
-            let history = bench.between([tensors, length], 0.0, 4.0)?;
-            let (largest, scale) = (bench.between([tensors], 448.0, 448.5)?, bench.between([tensors], 0.1, 0.2)?);
-            Ok(UpdateScales { amax, history, largest, scale, margin: 1, default: 1.0 }.into())
-        }),
-    );
+fn transposes_and_scales(rows: usize, width: usize, to: &mut Trials) {
+    to.add("transpose_fp8", move |bench| {
+        let input = bench.scaled([rows, width], DType::F8E4M3, 200.0)?;
+        Ok(TransposeFp8 { input, output: bench.output([width, rows], DType::F8E4M3)? })
+    });
+    to.add("quantize a weight, scales for rows and columns", move |bench| {
+        let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+        let mut copy = |shape: [usize; 2]| {
+            let scale = Scale::Rows(bench.output([shape[0]], DType::F32)?);
+            Ok::<_, crate::Error>(Fp8Matrix { values: bench.output(shape, DType::F8E4M3)?, scale })
+        };
+        let (rows, columns) = (Some(copy([rows, width])?), Some(copy([width, rows])?));
+        Ok(Quantize { source, rows, columns, amax: None, sums: None, accumulate: false })
+    });
+    to.add("update_scales", |bench| {
+        let (tensors, length) = (70, 40);
+        let amax = bench.between([tensors], 0.0, 5.0)?;
+        let history = bench.between([tensors, length], 0.0, 4.0)?;
+        let (largest, scale) = (bench.between([tensors], 448.0, 448.5)?, bench.between([tensors], 0.1, 0.2)?);
+        Ok(UpdateScales { amax, history, largest, scale, margin: 1, default: 1.0 })
+    });
 }
 
 /// The values of a norm. A LayerNorm has means and a bias.

@@ -3,23 +3,21 @@
 use crate::ops::{Fp8Matrix, Quantize, Scale};
 use crate::{DType, Result};
 
+use super::cases::Trials;
 use super::fp8::SOURCES;
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 
 /// Both copies of every kind of matrix, with column sums. Sizes are multiples of 16.
-pub(super) fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
+pub(super) fn copies(rows: usize, width: usize, to: &mut Trials) {
     for (name, make) in SOURCES {
         for (scales, square) in [("scales for groups", false), ("scales for blocks", true)] {
-            add(
-                &format!("quantize {name}, {scales}"),
-                Box::new(move |bench| {
-                    let source = make(bench, rows, width)?;
-                    let (rows, columns) = (made(bench, [rows, width], square)?, made(bench, [width, rows], square)?);
-                    let sums = Some(bench.output([width], DType::F32)?);
-                    let (rows, columns) = (Some(rows), Some(columns));
-                    Ok(Quantize { source, rows, columns, amax: None, sums, accumulate: false }.into())
-                }),
-            );
+            to.add(&format!("quantize {name}, {scales}"), move |bench| {
+                let source = make(bench, rows, width)?;
+                let (rows, columns) = (made(bench, [rows, width], square)?, made(bench, [width, rows], square)?);
+                let sums = Some(bench.output([width], DType::F32)?);
+                let (rows, columns) = (Some(rows), Some(columns));
+                Ok(Quantize { source, rows, columns, amax: None, sums, accumulate: false })
+            });
         }
     }
 }

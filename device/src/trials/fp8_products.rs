@@ -3,8 +3,9 @@
 use crate::ops::{Epilogue, Fp8Matrix, Gemm, Scale};
 use crate::{DType, Result, Shape};
 
+use super::cases::Trials;
 use super::fp8_blocks::shape_of_scales;
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 
 /// The values that share a scale in the factors.
 #[derive(Clone, Copy, PartialEq)]
@@ -26,7 +27,7 @@ impl Scales {
 }
 
 /// The products that training does, with factors scaled so. `rows`, `hidden` and `ffn` are multiples of 16.
-pub(super) fn trials(scales: Scales, rows: usize, hidden: usize, ffn: usize, add: AddTrial<'_>) {
+pub(super) fn trials(scales: Scales, rows: usize, hidden: usize, ffn: usize, to: &mut Trials) {
     let words = scales.words();
     let e4m3 = DType::F8E4M3;
     // Blocks have one type, and accumulate precisely.
@@ -35,31 +36,28 @@ pub(super) fn trials(scales: Scales, rows: usize, hidden: usize, ffn: usize, add
         [("linear", e4m3, (rows, ffn, hidden), fast), ("dgrad", gradient, (rows, hidden, ffn), false)]
     {
         for bias in [false, true] {
-            add(
-                &format!("gemm in 8 bits, {name}{}, {words}", if bias { " + bias" } else { "" }),
-                Box::new(move |bench| {
-                    let a = factor(bench, [m, k], a, scales, false)?;
-                    let b = factor(bench, [n, k], e4m3, scales, true)?;
-                    let bias = if bias { Some(bench.input([n], DType::Bf16)?) } else { None };
-                    let epilogue = bias.map_or(Epilogue::None, Epilogue::Bias);
-                    let out = bench.output([m, n], DType::Bf16)?;
-                    Ok(Gemm { epilogue, ..Gemm::fp8(a, b, out, fast) }.into())
-                }),
-            );
+            to.add(&format!("gemm in 8 bits, {name}{}, {words}", if bias { " + bias" } else { "" }), move |bench| {
+                let a = factor(bench, [m, k], a, scales, false)?;
+                let b = factor(bench, [n, k], e4m3, scales, true)?;
+                let bias = if bias { Some(bench.input([n], DType::Bf16)?) } else { None };
+                let epilogue = bias.map_or(Epilogue::None, Epilogue::Bias);
+                let out = bench.output([m, n], DType::Bf16)?;
+                Ok(Gemm { epilogue, ..Gemm::fp8(a, b, out, fast) })
+            });
         }
     }
     for accumulate in [false, true] {
-        add(
+        to.add(
             &format!("gemm in 8 bits, wgrad{}, {words}", if accumulate { " accumulated" } else { "" }),
-            Box::new(move |bench| {
+            move |bench| {
                 let a = factor(bench, [ffn, rows], gradient, scales, false)?;
                 let b = factor(bench, [hidden, rows], e4m3, scales, false)?;
                 let out = match accumulate {
                     true => bench.input([ffn, hidden], DType::F32)?,
                     false => bench.output([ffn, hidden], DType::F32)?,
                 };
-                Ok(Gemm { accumulate, ..Gemm::fp8(a, b, out, false) }.into())
-            }),
+                Ok(Gemm { accumulate, ..Gemm::fp8(a, b, out, false) })
+            },
         );
     }
 }

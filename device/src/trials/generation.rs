@@ -3,11 +3,11 @@
 use crate::DType;
 use crate::ops::{CachedAttention, Mask, Scores, TakeRows};
 
-use super::workbench::AddTrial;
+use super::cases::Trials;
 
 /// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
 /// table.
-pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
+pub(super) fn trials(dtype: DType, to: &mut Trials) {
     let plain = Scores::default();
     let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
     for (label, rows, heads, kv_heads, head_dim, window, scores, sinks) in [
@@ -19,28 +19,22 @@ pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
         ("a soft cap", 5, 4, 1, 256, Some(50), capped, false),
         ("sinks", 5, 4, 2, 64, Some(50), plain, true),
     ] {
-        add(
-            &format!("cached_attention, {label}"),
-            Box::new(move |b| {
-                let (batch, before, capacity) = (2, 131, 240);
-                let qkv = b.input([batch, rows, (heads + 2 * kv_heads) * head_dim], dtype)?;
-                let cache = b.input([batch, capacity, 2 * kv_heads * head_dim], dtype)?;
-                let start = b.integers([1], &[before])?;
-                let output = b.output([batch, rows, heads * head_dim], dtype)?;
-                let mask = Mask { window };
-                let sinks = sinks.then(|| b.input([heads], DType::F32)).transpose()?;
-                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask, sinks }.into())
-            }),
-        );
+        to.add(&format!("cached_attention, {label}"), move |b| {
+            let (batch, before, capacity) = (2, 131, 240);
+            let qkv = b.input([batch, rows, (heads + 2 * kv_heads) * head_dim], dtype)?;
+            let cache = b.input([batch, capacity, 2 * kv_heads * head_dim], dtype)?;
+            let start = b.integers([1], &[before])?;
+            let output = b.output([batch, rows, heads * head_dim], dtype)?;
+            let mask = Mask { window };
+            let sinks = sinks.then(|| b.input([heads], DType::F32)).transpose()?;
+            Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask, sinks })
+        });
     }
     for (label, width) in [("", 96), (", odd width", 7)] {
-        add(
-            &format!("take_rows{label}"),
-            Box::new(move |b| {
-                let table = b.input([50, width], dtype)?;
-                let start = b.integers([1], &[33])?;
-                Ok(TakeRows { table, start, output: b.output([9, width], dtype)? }.into())
-            }),
-        );
+        to.add(&format!("take_rows{label}"), move |b| {
+            let table = b.input([50, width], dtype)?;
+            let start = b.integers([1], &[33])?;
+            Ok(TakeRows { table, start, output: b.output([9, width], dtype)? })
+        });
     }
 }

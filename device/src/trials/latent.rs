@@ -3,11 +3,12 @@
 use crate::DType;
 use crate::ops::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 
+use super::cases::Trials;
 use super::sizes::Sizes;
-use super::workbench::{AddTrial, Workbench};
+use super::workbench::Workbench;
 
 /// Queries of their own, or in front of the keys' rotated channels.
-pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, .. } = s;
     for (label, apart, head) in [
         ("", false, LatentHead { plain: 48, rotated: 16, value: 48 }),
@@ -18,34 +19,25 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         let keys = [batch, seq, heads * (head.plain + head.value)];
         let packed = [batch, seq, 3 * heads * width];
         let table = move |b: &mut Workbench| b.input([seq, head.rotated / 2, 2], DType::F32);
-        add(
-            &format!("pack_latent{label}"),
-            Box::new(move |b| {
-                let rotated = b.input([batch, seq, columns], dtype)?;
-                let queries = if apart { b.input([batch, seq, query], dtype)? } else { rotated };
-                let (keys_values, packed) = (b.input(keys, dtype)?, b.output(packed, dtype)?);
-                let tensors = LatentTensors { queries, keys_values, rotated, packed };
-                Ok(PackLatent { head, tensors, table: table(b)? }.into())
-            }),
-        );
-        add(
-            &format!("pack_latent backward{label}"),
-            Box::new(move |b| {
-                let rotated = b.output([batch, seq, columns], dtype)?;
-                let queries = if apart { b.output([batch, seq, query], dtype)? } else { rotated };
-                let (keys_values, packed) = (b.output(keys, dtype)?, b.input(packed, dtype)?);
-                let tensors = LatentTensors { queries, keys_values, rotated, packed };
-                Ok(PackLatentBackward { head, tensors, table: table(b)? }.into())
-            }),
-        );
+        to.add(&format!("pack_latent{label}"), move |b| {
+            let rotated = b.input([batch, seq, columns], dtype)?;
+            let queries = if apart { b.input([batch, seq, query], dtype)? } else { rotated };
+            let (keys_values, packed) = (b.input(keys, dtype)?, b.output(packed, dtype)?);
+            let tensors = LatentTensors { queries, keys_values, rotated, packed };
+            Ok(PackLatent { head, tensors, table: table(b)? })
+        });
+        to.add(&format!("pack_latent backward{label}"), move |b| {
+            let rotated = b.output([batch, seq, columns], dtype)?;
+            let queries = if apart { b.output([batch, seq, query], dtype)? } else { rotated };
+            let (keys_values, packed) = (b.output(keys, dtype)?, b.input(packed, dtype)?);
+            let tensors = LatentTensors { queries, keys_values, rotated, packed };
+            Ok(PackLatentBackward { head, tensors, table: table(b)? })
+        });
     }
-    for (label, from, to) in [("fewer channels", 24, 15), ("more channels", 15, 24)] {
-        add(
-            &format!("resize_heads, {label}"),
-            Box::new(move |b| {
-                let input = b.input([batch * seq, heads * from], dtype)?;
-                Ok(ResizeHeads { input, output: b.output([batch * seq, heads * to], dtype)?, heads }.into())
-            }),
-        );
+    for (label, before, after) in [("fewer channels", 24, 15), ("more channels", 15, 24)] {
+        to.add(&format!("resize_heads, {label}"), move |b| {
+            let input = b.input([batch * seq, heads * before], dtype)?;
+            Ok(ResizeHeads { input, output: b.output([batch * seq, heads * after], dtype)?, heads })
+        });
     }
 }

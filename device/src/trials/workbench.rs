@@ -11,9 +11,6 @@ use crate::random::uniforms;
 /// Makes an operation and its tensors on a workbench.
 pub type Make = Box<dyn Fn(&mut Workbench) -> Result<Op>>;
 
-/// Adds a trial, by its name.
-pub type AddTrial<'a> = &'a mut dyn FnMut(&str, Make);
-
 /// The poison around the tensors of a trial.
 #[derive(Clone, Copy)]
 pub(super) struct Poisons {

@@ -2,7 +2,7 @@
 //! library.
 
 use crate::communicator::CollectiveKind;
-use crate::cuda::kernels::{Grid, KernelFile, KernelSet, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, KernelSet, kernel_file, kernel_struct};
 use crate::cuda::ops::rows_of_ranks::exchange_rows;
 use crate::cuda::peers::{GATHER, MAX_BLOCKS, Peers, PeersArgs, SUM_BF16, SUM_F32};
 use crate::cuda::{CudaDevice, CudaOperation, Queue, StreamHandle};
@@ -13,15 +13,12 @@ use crate::{DType, Error, Result};
 /// Threads of a block. Each moves 16 bytes at a time.
 pub(super) const THREADS: u32 = 512;
 
-/// The kernels' struct of the same name in `kernels/peers.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Transfer {
-    input: u64,
-    output: u64,
-    bytes: u64,
-    stride: u64,
-    peers: PeersArgs,
+kernel_struct! {
+    /// The kernels' struct of the same name in `kernels/peers.cu`.
+    Transfer {
+        u64: input, output, bytes, stride;
+        PeersArgs: peers;
+    }
 }
 
 impl CudaOperation for Collective {

@@ -3,7 +3,7 @@
 use bytemuck::Zeroable;
 
 use super::shape::LoadWidth;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::{AddPartialColumns, BiasGrad, PartialColumns};
@@ -48,23 +48,20 @@ impl KernelOperation for BiasGrad {
     }
 }
 
-/// `PartialColumns` of `kernels/columns.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Entry {
-    partial: u64,
-    output: u64,
-    parts: u32,
-    columns: u32,
+kernel_struct! {
+    /// `PartialColumns` of `kernels/columns.cu`.
+    Entry {
+        u64: partial, output;
+        u32: parts, columns;
+    }
 }
 
-/// `PartialSums` of `kernels/columns.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Entries {
-    sums: [Entry; 16],
-    accumulate: u32,
-    reserved: u32,
+kernel_struct! {
+    /// `PartialSums` of `kernels/columns.cu`.
+    Entries {
+        [Entry; 16]: sums;
+        u32: accumulate, reserved;
+    }
 }
 
 impl KernelOperation for AddPartialColumns {

@@ -1,6 +1,6 @@
 //! Rows that go straight to their places on the ranks of their experts, and back.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::collective::THREADS;
 use crate::cuda::peers::{Peers, PeersArgs};
 use crate::cuda::{KernelOperation, Queue};
@@ -20,19 +20,12 @@ fn blocks(output: &Tensor) -> usize {
 /// Threads of a block that places rows; `SCAN_THREADS` in `kernels/scan.cuh`.
 const SCAN_THREADS: u32 = 256;
 
-/// `PlaceRows` of `kernels/expert_exchange.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct PlaceRowsArgs {
-    all: u64,
-    places: u64,
-    offsets: u64,
-    pairs: u64,
-    beyond: u64,
-    ranks: u32,
-    rank: u32,
-    experts: u32,
-    bound: u32,
+kernel_struct! {
+    /// `PlaceRows` of `kernels/expert_exchange.cu`.
+    PlaceRowsArgs {
+        u64: all, places, offsets, pairs, beyond;
+        u32: ranks, rank, experts, bound;
+    }
 }
 
 impl KernelOperation for PlaceRows {
@@ -56,24 +49,13 @@ impl KernelOperation for PlaceRows {
     }
 }
 
-/// `Rows` of `kernels/peer_rows.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct RowsArgs {
-    input: u64,
-    output: u64,
-    offsets: u64,
-    places: u64,
-    pairs: u64,
-    areas: u64,
-    at: u64,
-    peers: PeersArgs,
-    experts: u32,
-    choices: u32,
-    words: u32,
-    lanes: u32,
-    bound: u32,
-    _padding: u32,
+kernel_struct! {
+    /// `Rows` of `kernels/peer_rows.cu`.
+    RowsArgs {
+        u64: input, output, offsets, places, pairs, areas, at;
+        PeersArgs: peers;
+        u32: experts, choices, words, lanes, bound, padding;
+    }
 }
 
 /// See [`RowsOfRanks`].
@@ -114,7 +96,7 @@ pub(in crate::cuda::ops) fn exchange_rows(
         words: words as u32,
         lanes: words.next_power_of_two().min(32) as u32,
         bound: rows.bound(&input, &output) as u32,
-        _padding: 0,
+        padding: 0,
     };
     queue.launch_block(&format!("peer_rows_to_{way}_by_{word}"), Grid::line(blocks(&output), THREADS), &block)
 }

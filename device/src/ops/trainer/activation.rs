@@ -1,6 +1,6 @@
 //! Activation functions.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Operation, ensure, ensure_elements, ensure_float, tensors};
 use crate::{Result, Tensor};
 
 /// The function of an [`Activation`].
@@ -31,13 +31,7 @@ impl Operation for Activation {
         ensure_elements(Self::NAME, "output", &self.output, self.input.elements())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
-    }
+    tensors! { read input; write output }
 }
 
 /// `grad_input = grad_output * f'(input)`, elementwise.
@@ -65,13 +59,7 @@ impl Operation for ActivationBackward {
         ensure_elements(Self::NAME, "grad_input", &self.grad_input, self.input.elements())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.grad_output], [self.grad_input])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.grad_output, &mut self.grad_input]);
-    }
+    tensors! { read input, grad_output; write grad_input }
 }
 
 /// The function that a [`Glu`] applies to its gate.
@@ -118,13 +106,7 @@ impl Operation for Glu {
         check_halves(Self::NAME, &self.input, &self.output)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
-    }
+    tensors! { read input; write output }
 }
 
 /// Gradient of [`Glu`] with respect to `[gate | up]`.
@@ -157,11 +139,5 @@ impl Operation for GluBackward {
         check_halves(Self::NAME, &self.input, &output)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.grad_output], [self.grad_input]).writes(self.output)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.grad_output, &mut self.grad_input, &mut self.output]);
-    }
+    tensors! { read input, grad_output; write grad_input, output }
 }

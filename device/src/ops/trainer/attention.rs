@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::ops::{
     Accesses, DropoutSite, KeysOfRank, Mask, Operation, Scores, SequenceShare, Visit, ensure, ensure_dtype,
-    ensure_elements, ensure_float, ensure_heads, ensure_shape, visit_all,
+    ensure_elements, ensure_float, ensure_heads, ensure_shape, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -69,9 +69,7 @@ impl RankKeys {
 }
 
 impl Visit for RankKeys {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.rows);
-    }
+    tensors! { rows }
 }
 
 /// The keys and values of ranks that divide sequences, and their gradients from the queries here.
@@ -85,9 +83,7 @@ pub struct RankKeysBackward {
 }
 
 impl Visit for RankKeysBackward {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.keys, &mut self.grad]);
-    }
+    tensors! { keys, grad }
 }
 
 /// The documents of samples that hold several, one after the other. A query sees only keys of its own document.
@@ -101,9 +97,7 @@ pub struct Documents {
 }
 
 impl Visit for Documents {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.position_ids);
-    }
+    tensors! { position_ids }
 }
 
 impl Documents {
@@ -248,19 +242,7 @@ impl Operation for Attention {
         check_packed(Self::NAME, tensors, heads, (self.keys, self.mask), (self.documents, self.dropout))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.qkv], [self.output, self.stats])
-            .reads(self.keys.map(|keys| keys.rows))
-            .reads(self.documents.map(|documents| documents.position_ids))
-            .reads(self.dropout.map(|site| site.record))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [&mut self.qkv, &mut self.keys, &mut self.output, &mut self.stats, &mut self.documents, &mut self.dropout],
-        );
-    }
+    tensors! { read qkv, keys; write output, stats; read documents, dropout }
 
     fn flops(&self) -> f64 {
         let sizes = AttentionSizes::new(&self.qkv, self.heads, self.kv_heads).with_keys(self.keys);
@@ -328,21 +310,7 @@ impl Operation for AttentionBackward {
             .reads(self.dropout.map(|site| site.record))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.qkv,
-                &mut self.keys,
-                &mut self.output,
-                &mut self.stats,
-                &mut self.grad_output,
-                &mut self.grad_qkv,
-                &mut self.documents,
-                &mut self.dropout,
-            ],
-        );
-    }
+    tensors! { qkv, keys, output, stats, grad_output, grad_qkv, documents, dropout }
 
     fn flops(&self) -> f64 {
         let sizes =

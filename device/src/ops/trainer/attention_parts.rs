@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ops::{Accesses, Corner, Operation, Visit, ensure, ensure_dtype, ensure_shape, visit_all};
+use crate::ops::{Accesses, Corner, Operation, Visit, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The results of attention over a part of the keys.
@@ -15,9 +15,7 @@ pub struct KeyPart {
 }
 
 impl Visit for KeyPart {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.output, &mut self.stats]);
-    }
+    tensors! { output, stats }
 }
 
 /// Attention over the keys of two parts, in f32: `l = log(exp(a) + exp(b))` and `exp(a - l) A + exp(b - l) B`, with `a` and `b`
@@ -66,15 +64,7 @@ impl Operation for MergeAttention {
         ensure(Self::NAME, known, || format!("outputs of {types:?}, need f32 or the type of `second`"))
     }
 
-    fn accesses(&self) -> Accesses {
-        let [first, second, merged] = [self.first, self.second, self.merged];
-        let read = [first.output, first.stats, second.output, second.stats];
-        Accesses::new(read, [merged.output, merged.stats])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.first, &mut self.second, &mut self.merged]);
-    }
+    tensors! { read first, second; write merged }
 }
 
 /// `to = a + b` for columns of the rows of samples, in f32. The rest of `to`'s matrix keeps its values.
@@ -122,7 +112,5 @@ impl Operation for AddRows {
         Accesses::new([self.b.matrix], [to]).reads(self.a.map(|a| a.matrix)).reads(is_part.then_some(to))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.a, &mut self.b, &mut self.to]);
-    }
+    tensors! { a, b, to }
 }

@@ -1,8 +1,7 @@
 //! For generating text: attention over a cache of keys and values, and rows at a position that lies in device memory.
 
 use crate::ops::{
-    Accesses, Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
-    visit_all,
+    Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -83,13 +82,7 @@ impl Operation for CachedAttention {
         ensure_elements(Self::NAME, "start", &self.start, 1)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.qkv, self.cache, self.start], [self.cache, self.output]).reads(self.sinks)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.qkv, &mut self.cache, &mut self.start, &mut self.output, &mut self.sinks]);
-    }
+    tensors! { read qkv; update cache; read start; write output; read sinks }
 }
 
 /// `output = table[start .. start + rows]`, with `start` in device memory. A `start` that would leave the table is a
@@ -118,11 +111,5 @@ impl Operation for TakeRows {
         ensure_elements(Self::NAME, "start", &self.start, 1)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.table, self.start], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.table, &mut self.start, &mut self.output]);
-    }
+    tensors! { read table, start; write output }
 }

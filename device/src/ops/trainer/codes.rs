@@ -1,6 +1,6 @@
 //! Weights that lie in memory as codes of 4 or 8 bits, with a scale for each block of neighbours.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor, bf16};
 
 /// Values that share a scale.
@@ -135,13 +135,7 @@ impl Operation for CodedValues {
         check(Self::NAME, self.form, self.codes, self.scales, self.output)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.codes, self.scales], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.codes, &mut self.scales, &mut self.output]);
-    }
+    tensors! { read codes, scales; write output }
 }
 
 /// The codes of values, rounded to bf16 first as a model is loaded: so bf16 has their largest magnitudes, which are the
@@ -166,11 +160,5 @@ impl Operation for CodesOfValues {
         check(Self::NAME, self.form, self.codes, self.scales, self.input)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.codes, self.scales])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.codes, &mut self.scales]);
-    }
+    tensors! { read input; write codes, scales }
 }

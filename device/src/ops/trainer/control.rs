@@ -1,6 +1,6 @@
 //! Scalars that the host gives to a step: small blocks written by value, so that no graph holds a host scalar.
 
-use crate::ops::{Accesses, Operation, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Operation, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The control block of a step, as it lies in device memory.
@@ -103,13 +103,7 @@ impl Operation for WriteControl {
         ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([], [self.control])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.control);
-    }
+    tensors! { write control }
 
     /// A step's scalars do not count.
     fn bytes(&self) -> f64 {
@@ -137,13 +131,7 @@ impl Operation for WriteSampleRecord {
         ensure_elements(Self::NAME, "record", &self.record, size_of::<SampleRecord>())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.control], [self.record])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.control, &mut self.record]);
-    }
+    tensors! { read control; write record }
 
     /// A step's scalars do not count.
     fn bytes(&self) -> f64 {

@@ -1,8 +1,6 @@
 //! Dropout. Its mask is a function of position and step, not of the state of a generator.
 
-use crate::ops::{
-    Accesses, Operation, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
-};
+use crate::ops::{Operation, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A place in the model at which a mask is drawn. Together with the step and the global sample number, which are read
@@ -29,9 +27,7 @@ pub struct DropoutSite {
 }
 
 impl Visit for DropoutSite {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.record);
-    }
+    tensors! { record }
 }
 
 impl DropoutSite {
@@ -108,13 +104,7 @@ impl Operation for Dropout {
         })
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.site.record], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output, &mut self.site]);
-    }
+    tensors! { read input; write output; read site }
 }
 
 /// `output = max(input, 0) * mask / (1 - rate)`: a ReLU, NaN staying NaN, and the [`Dropout`] after it. Axes as there.
@@ -141,13 +131,7 @@ impl Operation for ReluDropout {
         self.dropout().check()
     }
 
-    fn accesses(&self) -> Accesses {
-        self.dropout().accesses()
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output, &mut self.site]);
-    }
+    tensors! { read input; write output; read site }
 }
 
 /// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output`, but 0 for an `output`
@@ -174,11 +158,5 @@ impl Operation for ReluDropoutBackward {
         ensure_elements(Self::NAME, "grad_input", grad_input, output.elements())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.output, self.grad_output], [self.grad_input])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.output, &mut self.grad_output, &mut self.grad_input]);
-    }
+    tensors! { read output, grad_output; write grad_input }
 }

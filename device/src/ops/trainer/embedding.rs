@@ -1,6 +1,6 @@
 //! Token and position embedding.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output[b, s] = scale * table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
@@ -38,16 +38,7 @@ impl Operation for Embedding {
         check_tokens(Self::NAME, &self.tokens, &self.output, &self.table, self.positions.as_ref())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.tokens, self.table], [self.output]).reads(self.positions).reads(self.position_ids)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [&mut self.tokens, &mut self.table, &mut self.positions, &mut self.position_ids, &mut self.output],
-        );
-    }
+    tensors! { read tokens, table, positions, position_ids; write output }
 
     /// Only the table's rows of the batch's tokens are touched.
     fn bytes(&self) -> f64 {
@@ -109,17 +100,7 @@ impl Operation for EmbeddingBackward {
         check_tokens(Self::NAME, &self.tokens, &self.grad_output, table, self.grad_positions.as_ref())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.tokens, self.grad_output], [])
-            .reads(self.grad_table)
-            .writes(self.grad_table)
-            .reads(self.grad_positions)
-            .writes(self.grad_positions)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.tokens, &mut self.grad_output, &mut self.grad_table, &mut self.grad_positions]);
-    }
+    tensors! { read tokens, grad_output; update grad_table, grad_positions }
 
     /// As the lookup's: only rows of the batch's tokens are touched.
     fn bytes(&self) -> f64 {

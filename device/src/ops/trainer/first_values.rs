@@ -1,6 +1,6 @@
 //! The random numbers that a parameter begins with.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A distribution with mean 0.
@@ -56,11 +56,5 @@ impl Operation for FirstValues {
         ensure_apart(Self::NAME, ("output", &self.output), rounded)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([], [Some(self.output), self.rounded].into_iter().flatten())
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.output, &mut self.rounded]);
-    }
+    tensors! { write output, rounded }
 }

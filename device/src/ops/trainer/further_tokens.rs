@@ -1,6 +1,6 @@
 //! The tokens that a model predicts beyond the next one.
 
-use crate::ops::{Accesses, Operation, SequenceShare, ensure, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Operation, SequenceShare, ensure, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The inputs and the targets of samples `ahead` places further on. Column `i` of the outputs, at position `p` of a sample,
@@ -56,11 +56,5 @@ impl Operation for FurtherTokens {
         })
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.samples], [self.tokens, self.targets]).reads(self.position_ids)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.samples, &mut self.position_ids, &mut self.tokens, &mut self.targets]);
-    }
+    tensors! { read samples, position_ids; write tokens, targets }
 }

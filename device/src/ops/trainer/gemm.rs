@@ -1,7 +1,9 @@
 //! Matrix product.
 
+use std::iter::once;
+
 use crate::ops::{
-    Accesses, Fp8Matrix, Operation, Scale, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+    Accesses, Fp8Matrix, Operation, Scale, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -98,9 +100,7 @@ pub struct Fp8Scales {
 }
 
 impl Visit for Fp8Scales {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.a, &mut self.b]);
-    }
+    tensors! { a, b }
 }
 
 /// The last part of a [`Gemm`], applied to the product before it is stored.
@@ -131,8 +131,8 @@ impl Visit for Epilogue {
         match self {
             Epilogue::None => {}
             Epilogue::Bias(bias) => visit(bias),
-            Epilogue::BiasGelu { bias, pre } => visit_all(visit, [bias, pre]),
-            Epilogue::GeluBackward { pre, activated } => visit_all(visit, [pre, activated]),
+            Epilogue::BiasGelu { bias, pre } => [bias, pre].into_iter().for_each(visit),
+            Epilogue::GeluBackward { pre, activated } => once(pre).chain(activated).for_each(visit),
         }
     }
 }
@@ -319,9 +319,7 @@ impl Operation for Gemm {
         }
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.a, &mut self.b, &mut self.out, &mut self.epilogue, &mut self.fp8]);
-    }
+    tensors! { a, b, out, epilogue, fp8 }
 
     fn flops(&self) -> f64 {
         2.0 * self.sizes().map(|size| size as f64).into_iter().product::<f64>()

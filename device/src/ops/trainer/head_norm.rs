@@ -1,6 +1,6 @@
 //! Normalisation of queries and keys, head by head.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, visit_all};
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Channels of a head, at most: as many as the CUDA kernels keep in registers.
@@ -69,16 +69,7 @@ impl Operation for HeadNorm {
         check(Self::NAME, &self.input, ("output", self.output), weights, self.table, (self.heads, self.kv_heads))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.query_weight, self.key_weight], [self.output]).reads(self.table)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [&mut self.input, &mut self.output, &mut self.query_weight, &mut self.key_weight, &mut self.table],
-        );
-    }
+    tensors! { read input; write output; read query_weight, key_weight, table }
 }
 
 /// Gradient of [`HeadNorm`], and the gradients of its weights: sums over all rows and heads, in f32, in a fixed order.
@@ -127,26 +118,7 @@ impl Operation for HeadNormBackward {
         Ok(())
     }
 
-    fn accesses(&self) -> Accesses {
-        let sums = [self.grad_query_weight, self.grad_key_weight];
-        Accesses::new([self.input, self.grad, self.query_weight, self.key_weight], [self.grad])
-            .reads(self.table)
-            .reads(sums.into_iter().flatten().filter(|_| self.accumulate))
-            .writes(sums.into_iter().flatten())
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.input,
-                &mut self.grad,
-                &mut self.query_weight,
-                &mut self.key_weight,
-                &mut self.table,
-                &mut self.grad_query_weight,
-                &mut self.grad_key_weight,
-            ],
-        );
+    tensors! {
+        read input; update grad; read query_weight, key_weight, table; add[accumulate] grad_query_weight, grad_key_weight
     }
 }

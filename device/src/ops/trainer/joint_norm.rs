@@ -1,8 +1,6 @@
 //! Normalisation of queries and keys over all heads at once. Several ranks may share these heads.
 
-use crate::ops::{
-    Accesses, Operation, Visit, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, visit_all,
-};
+use crate::ops::{Operation, Visit, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// For each row the sum over all channels of the query heads, and that of the key heads: of the squares, or with a `gradient`
@@ -33,9 +31,7 @@ pub struct WeightedGradient {
 }
 
 impl Visit for WeightedGradient {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.grad, &mut self.query_weight, &mut self.key_weight]);
-    }
+    tensors! { grad, query_weight, key_weight }
 }
 
 /// RMSNorm of all query channels of a row together, and of all key channels (OLMo 2; Team OLMo, 2024), from the sums of their
@@ -102,14 +98,7 @@ impl Operation for HeadSums {
         check_packed(Self::NAME, [&self.input, &other], weights, &[self.sums], heads).map(|_| ())
     }
 
-    fn accesses(&self) -> Accesses {
-        let gradient = self.gradient.map(|gradient| [gradient.grad, gradient.query_weight, gradient.key_weight]);
-        Accesses::new([self.input], [self.sums]).reads(gradient.into_iter().flatten())
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.gradient, &mut self.sums]);
-    }
+    tensors! { read input, gradient; write sums }
 }
 
 impl Operation for JointNorm {
@@ -121,16 +110,7 @@ impl Operation for JointNorm {
         check_packed(Self::NAME, [&self.input, &self.output], weights, &[self.squares], heads).map(|_| ())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.query_weight, self.key_weight, self.squares], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [&mut self.input, &mut self.output, &mut self.query_weight, &mut self.key_weight, &mut self.squares],
-        );
-    }
+    tensors! { read input; write output; read query_weight, key_weight, squares }
 }
 
 /// Gradient of [`JointNorm`], and the gradients of its weights: sums over all rows, in f32, in a fixed order.
@@ -180,27 +160,7 @@ impl Operation for JointNormBackward {
         Ok(())
     }
 
-    fn accesses(&self) -> Accesses {
-        let grads = [self.grad_query_weight, self.grad_key_weight];
-        let reads = [self.input, self.grad, self.query_weight, self.key_weight, self.squares, self.products];
-        Accesses::new(reads, [self.grad])
-            .reads(grads.into_iter().flatten().filter(|_| self.accumulate))
-            .writes(grads.into_iter().flatten())
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.input,
-                &mut self.grad,
-                &mut self.query_weight,
-                &mut self.key_weight,
-                &mut self.squares,
-                &mut self.products,
-                &mut self.grad_query_weight,
-                &mut self.grad_key_weight,
-            ],
-        );
+    tensors! {
+        read input; update grad; read query_weight, key_weight, squares, products; add[accumulate] grad_query_weight, grad_key_weight
     }
 }

@@ -1,6 +1,6 @@
 //! Latent attention (DeepSeek-V2, 2024): queries, keys and values of heads, from the products that they come from, and back.
 
-use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The channels of a head.
@@ -40,9 +40,7 @@ pub struct LatentTensors {
 }
 
 impl Visit for LatentTensors {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.queries, &mut self.keys_values, &mut self.rotated, &mut self.packed]);
-    }
+    tensors! { queries, keys_values, rotated, packed }
 }
 
 /// Packs queries, keys and values of heads as [`Attention`](crate::ops::Attention) reads them. Rotated channels are turned
@@ -117,9 +115,7 @@ impl Operation for PackLatent {
         Accesses::new([queries, keys_values, self.table], [packed]).reads(other)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.tensors, &mut self.table]);
-    }
+    tensors! { tensors, table }
 }
 
 impl Operation for PackLatentBackward {
@@ -135,9 +131,7 @@ impl Operation for PackLatentBackward {
         Accesses::new([packed, self.table], [queries, keys_values]).writes(other)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.tensors, &mut self.table]);
-    }
+    tensors! { tensors, table }
 }
 
 /// The first channels of each head, as many as both tensors have; channels that the output has beyond them are 0.
@@ -163,11 +157,5 @@ impl Operation for ResizeHeads {
         })
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
-    }
+    tensors! { read input; write output }
 }

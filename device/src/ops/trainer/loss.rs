@@ -1,8 +1,6 @@
 //! Losses, each with its gradient in the same pass.
 
-use crate::ops::{
-    Accesses, Operation, Visit, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
-};
+use crate::ops::{Accesses, Operation, Visit, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`. It keeps logits from growing. Its gradient is added
@@ -16,9 +14,7 @@ pub struct ZLoss {
 }
 
 impl Visit for ZLoss {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.losses);
-    }
+    tensors! { losses }
 }
 
 impl ZLoss {
@@ -91,19 +87,7 @@ impl Operation for CrossEntropy {
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.logits,
-                &mut self.targets,
-                &mut self.losses,
-                &mut self.z_loss,
-                &mut self.weights,
-                &mut self.control,
-            ],
-        );
-    }
+    tensors! { logits, targets, losses, z_loss, weights, control }
 }
 
 /// Mean squared error per row: `losses[i] = mean over f of (prediction - target)^2`, in f32.
@@ -142,9 +126,7 @@ impl Operation for Mse {
             .writes(self.grad.map(|(grad, _)| grad))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.prediction, &mut self.target, &mut self.losses, &mut self.grad]);
-    }
+    tensors! { prediction, target, losses, grad }
 }
 
 /// `total (+)= sum(input)`, accumulated in f64 in fixed chunks and rounded once.
@@ -167,11 +149,5 @@ impl Operation for SumInto {
         ensure_elements(Self::NAME, "total", &self.total, 1)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.total]).reads(self.accumulate.then_some(self.total))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.total]);
-    }
+    tensors! { read input; add[accumulate] total }
 }

@@ -3,7 +3,7 @@
 //! the gradient of its columns.
 
 use super::loss::{ZLoss, check_weights};
-use crate::ops::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A rank's columns of the logits of a whole vocabulary.
@@ -80,13 +80,7 @@ impl Operation for CrossEntropyPart {
         ensure_elements(Self::NAME, "stats", &self.stats, 3 * self.logits.shape.rows())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.logits, self.targets], [self.stats])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.logits, &mut self.targets, &mut self.stats]);
-    }
+    tensors! { read logits, targets; write stats }
 }
 
 impl Operation for CrossEntropyJoin {
@@ -114,18 +108,5 @@ impl Operation for CrossEntropyJoin {
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.logits,
-                &mut self.targets,
-                &mut self.stats,
-                &mut self.losses,
-                &mut self.z_loss,
-                &mut self.weights,
-                &mut self.control,
-            ],
-        );
-    }
+    tensors! { logits, targets, stats, losses, z_loss, weights, control }
 }

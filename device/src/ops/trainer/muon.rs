@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::update::check_parameter;
-use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A gradient and its momentum, f32, of the same number of elements.
@@ -16,9 +16,7 @@ pub struct MomentumTensors {
 }
 
 impl Visit for MomentumTensors {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.grad, &mut self.momentum]);
-    }
+    tensors! { grad, momentum }
 }
 
 /// Nesterov momentum as `torch.optim.Muon` computes it, with `g` the clipped gradient: `m = beta * m + (1 - beta) * g`, then
@@ -43,18 +41,11 @@ impl Operation for NesterovMomentum {
         Ok(())
     }
 
-    fn accesses(&self) -> Accesses {
-        let both = || self.tensors.iter().flat_map(|each| [each.grad, each.momentum]);
-        Accesses::new(both(), both()).reads([self.status])
-    }
-
     fn follows_status(&self) -> Option<Tensor> {
         Some(self.status)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.tensors, &mut self.status]);
-    }
+    tensors! { update tensors; read status }
 }
 
 /// The first element of a part of a matrix.
@@ -69,9 +60,7 @@ pub struct Corner {
 }
 
 impl Visit for Corner {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.matrix);
-    }
+    tensors! { matrix }
 }
 
 impl Corner {
@@ -122,9 +111,7 @@ impl Operation for ScaleBlock {
         Accesses::new([from], [to]).reads(is_part.then_some(to)).reads(self.square_sum)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.from, &mut self.to, &mut self.square_sum]);
-    }
+    tensors! { from, to, square_sum }
 }
 
 /// `output = a * identity + b * x + c * x^2`, for a square matrix `x`.
@@ -153,13 +140,7 @@ impl Operation for MatrixPolynomial {
         Ok(())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.x, self.square], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.x, &mut self.square, &mut self.output]);
-    }
+    tensors! { read x, square; write output }
 }
 
 /// One parameter as its update sees it; all tensors have the same number of elements.
@@ -178,9 +159,7 @@ pub struct DecayedTensors {
 }
 
 impl Visit for DecayedTensors {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.direction]);
-    }
+    tensors! { master, compute, direction }
 }
 
 /// `w = w * (1 - lr * decay) - lr * direction`, nothing if `status.applies` is 0. `lr` is the control block's learning rate times
@@ -219,7 +198,5 @@ impl Operation for DecayedStep {
         Some(self.status)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
-    }
+    tensors! { tensors, control, status }
 }

@@ -1,6 +1,6 @@
 //! Normalisation over the hidden axis, with the residual add before it.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, visit_all};
+use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The kind of normalisation.
@@ -95,21 +95,7 @@ impl Operation for Norm {
             .writes(self.mean)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.input,
-                &mut self.residual,
-                &mut self.sum,
-                &mut self.weight,
-                &mut self.bias,
-                &mut self.output,
-                &mut self.mean,
-                &mut self.rstd,
-            ],
-        );
-    }
+    tensors! { input, residual, sum, weight, bias, output, mean, rstd }
 }
 
 /// A LayerNorm's means are f32, one a row.
@@ -225,21 +211,7 @@ impl Operation for NormBackward {
             .writes(self.all_parts())
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(
-            visit,
-            [
-                &mut self.input,
-                &mut self.weight,
-                &mut self.mean,
-                &mut self.rstd,
-                &mut self.grad_output,
-                &mut self.grad_residual,
-                &mut self.grad_input,
-                &mut self.weight_parts,
-                &mut self.bias_parts,
-                &mut self.residual_parts,
-            ],
-        );
+    tensors! {
+        input, weight, mean, rstd, grad_output, grad_residual, grad_input, weight_parts, bias_parts, residual_parts
     }
 }

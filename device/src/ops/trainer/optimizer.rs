@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ops::{Accesses, Operation, Status, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Operation, Status, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `total (+)= sum of x^2` over all tensors, accumulated in f64 in fixed chunks and rounded once.
@@ -25,13 +25,7 @@ impl Operation for SquareSum {
         ensure_elements(Self::NAME, "total", &self.total, 1)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new(self.inputs.iter().copied(), [self.total])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.inputs, &mut self.total]);
-    }
+    tensors! { read inputs; write total }
 }
 
 /// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite` and
@@ -55,15 +49,9 @@ impl Operation for ClipScale {
         ensure_elements(Self::NAME, "status", &self.status, size_of::<Status>())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.square_sum, self.control, self.status], [self.status])
-    }
+    tensors! { read square_sum, control; update status }
 
     fn makes_status(&self) -> Option<Tensor> {
         Some(self.status)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.square_sum, &mut self.control, &mut self.status]);
     }
 }

@@ -1,6 +1,6 @@
 //! Losses of pairs of answers of which one is preferred.
 
-use crate::ops::{Accesses, Control, Operation, Visit, ensure, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Control, Operation, Visit, ensure, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The loss of a pair. `h` is the chosen answer's log-ratio less the rejected one's. The log-ratio of an answer is its
@@ -43,9 +43,7 @@ pub struct MismatchedRewards {
 }
 
 impl Visit for MismatchedRewards {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.sum, &mut self.control]);
-    }
+    tensors! { sum, control }
 }
 
 impl Preference {
@@ -155,14 +153,5 @@ impl Operation for PairLoss {
         ensure_elements(Self::NAME, "weights", weights, losses)
     }
 
-    fn accesses(&self) -> Accesses {
-        let mismatched = self.mismatched.iter().flat_map(|of| [of.sum, of.control]);
-        let always = Accesses::new([self.losses, self.targets, self.pairs], [self.results]);
-        always.reads(self.references).reads(mismatched).writes(self.weights)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.losses, &mut self.targets, &mut self.pairs]);
-        visit_all(visit, [&mut self.references, &mut self.mismatched, &mut self.results, &mut self.weights]);
-    }
+    tensors! { read losses, targets, pairs, references, mismatched; write results, weights }
 }

@@ -4,9 +4,11 @@
 //! 8-bit factors reads both along the rows. So a factor of several products has two copies: one in its own layout and a
 //! transposed one.
 
+use std::iter::once;
+
 use super::norm::check_mean;
 use crate::ops::{
-    Accesses, ActivationKind, Gate, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+    Accesses, ActivationKind, Gate, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
 };
 use crate::{DType, Result, Shape, Tensor};
 
@@ -20,9 +22,7 @@ pub struct Fp8Matrix {
 }
 
 impl Visit for Fp8Matrix {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.values, &mut self.scale]);
-    }
+    tensors! { values, scale }
 }
 
 /// The scales of an [`Fp8Matrix`], f32.
@@ -143,10 +143,12 @@ impl Visit for QuantizeSource {
             | QuantizeSource::Activation { input, .. }
             | QuantizeSource::Glu { input, .. } => visit(input),
             QuantizeSource::Norm { input, mean, rstd, weight, bias, .. } => {
-                visit_all(visit, [input, mean, rstd, weight, bias]);
+                once(input).chain(mean).chain([rstd, weight]).chain(bias).for_each(visit);
             }
             QuantizeSource::ActivationBackward { input, grad_output, .. }
-            | QuantizeSource::GluBackward { input, grad_output, .. } => visit_all(visit, [input, grad_output]),
+            | QuantizeSource::GluBackward { input, grad_output, .. } => {
+                [input, grad_output].into_iter().for_each(visit);
+            }
         }
     }
 }
@@ -298,9 +300,7 @@ impl Operation for Quantize {
         all.reads(self.amax).writes(self.amax).reads(self.sums.filter(|_| self.accumulate)).writes(self.sums)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.source, &mut self.rows, &mut self.columns, &mut self.amax, &mut self.sums]);
-    }
+    tensors! { source, rows, columns, amax, sums }
 }
 
 /// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type.
@@ -336,9 +336,7 @@ impl Operation for MakeScale {
         Accesses::new(self.source.reads(), [self.scale]).reads(known)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.source, &mut self.scale]);
-    }
+    tensors! { source, scale }
 }
 
 /// New scales of many tensors from their largest magnitudes: `scale = amax * 2^margin / largest`. Sets the magnitudes to 0
@@ -379,11 +377,5 @@ impl Operation for UpdateScales {
         ensure(Self::NAME, self.margin.abs() < 100, || format!("a margin of 2^{} leaves nothing", self.margin))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.amax, self.history, self.largest, self.scale], [self.amax, self.history, self.scale])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.amax, &mut self.history, &mut self.largest, &mut self.scale]);
-    }
+    tensors! { update amax, history; read largest; update scale }
 }

@@ -1,7 +1,7 @@
 //! Losses of 8-bit copies: values beyond the largest number of the type, and values too small for it.
 
 use crate::ops::{
-    Accesses, Fp8Matrix, Operation, QuantizeSource, Scale, ensure, ensure_dtype, ensure_elements, visit_all,
+    Accesses, Fp8Matrix, Operation, QuantizeSource, Scale, ensure, ensure_dtype, ensure_elements, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -57,9 +57,7 @@ impl Operation for CountQuantized {
             .reads(scale)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.source, &mut self.copy, &mut self.counts]);
-    }
+    tensors! { source, copy, counts }
 }
 
 /// Sums of counts by kind, as f32: of all `values`, of those that `saturated`, of those that `underflowed`.
@@ -86,13 +84,7 @@ impl Operation for SumCounts {
         })
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.counts], [self.sums])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.counts, &mut self.sums]);
-    }
+    tensors! { read counts; write sums }
 }
 
 fn check_counts(op: &'static str, counts: &Tensor) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_shape, visit_all};
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_float, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Rotates queries and keys of a packed QKV tensor in place (Su et al., 2021), in the half-split form of GPT-NeoX and
@@ -36,11 +36,5 @@ impl Operation for Rotary {
         ensure_shape(Self::NAME, "table", &self.table, &[sizes[1], sizes[2] / groups / 2, 2])
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.qkv, self.table], [self.qkv])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.qkv, &mut self.table]);
-    }
+    tensors! { update qkv; read table }
 }

@@ -1,6 +1,6 @@
 //! Sinks of attention: a learnt score for each head that takes part in the softmax and has no value.
 
-use crate::ops::{Accesses, KeyPart, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{KeyPart, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Attention with sinks from that without, in place. With `l` a row's statistic and `s` its head's sink, the statistic
@@ -66,14 +66,7 @@ impl Operation for AddSinks {
         check(Self::NAME, &self.attended, &self.sinks)
     }
 
-    fn accesses(&self) -> Accesses {
-        let KeyPart { output, stats } = self.attended;
-        Accesses::new([output, stats, self.sinks], [output, stats])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.attended, &mut self.sinks]);
-    }
+    tensors! { update attended; read sinks }
 }
 
 impl Operation for SinkGradients {
@@ -88,12 +81,5 @@ impl Operation for SinkGradients {
         ensure_elements(Self::NAME, "summands", &self.summands, self.attended.stats.elements())
     }
 
-    fn accesses(&self) -> Accesses {
-        let KeyPart { output, stats } = self.attended;
-        Accesses::new([output, stats, self.grad_output, self.sinks], [self.summands])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.attended, &mut self.grad_output, &mut self.sinks, &mut self.summands]);
-    }
+    tensors! { read attended, grad_output, sinks; write summands }
 }

@@ -1,6 +1,6 @@
 //! Steps that make no update because their loss or gradient norm is a spike.
 
-use crate::ops::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Operation, Status, ensure, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Skips the update of a spike: a step with a loss or gradient norm more than `sigma_factor` standard deviations above
@@ -50,11 +50,5 @@ impl Operation for SkipStep {
         ensure_elements(Self::NAME, "status", &self.status, size_of::<Status>())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.loss_sum, self.history, self.control, self.status], [self.history, self.status])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.loss_sum, &mut self.history, &mut self.control, &mut self.status]);
-    }
+    tensors! { read loss_sum; update history; read control; update status }
 }

@@ -1,6 +1,6 @@
 //! A bound of logits.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_float};
+use crate::ops::{Operation, ensure, ensure_float, tensors};
 use crate::{Result, Tensor};
 
 /// `values = cap * tanh(values / cap)`, elementwise and in place (Gemma Team, 2024). For logits that are sampled from; the
@@ -21,13 +21,7 @@ impl Operation for SoftCap {
         check_cap(Self::NAME, Some(self.cap))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.values], [self.values])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit(&mut self.values);
-    }
+    tensors! { update values }
 }
 
 /// Fails on a cap that bounds nothing.

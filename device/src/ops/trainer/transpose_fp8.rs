@@ -1,6 +1,6 @@
 //! The transposed copy of an 8-bit matrix.
 
-use crate::ops::{Accesses, Operation, ensure, visit_all};
+use crate::ops::{Operation, ensure, tensors};
 use crate::{Result, Tensor};
 
 /// Transposes a matrix in an 8-bit floating type. [`Quantize`](crate::ops::Quantize) makes both copies of a matrix in one
@@ -27,11 +27,5 @@ impl Operation for TransposeFp8 {
         })
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.output]);
-    }
+    tensors! { read input; write output }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ops::{
     Accesses, Operation, Rule, RuleState, StateValues, Visit, ensure, ensure_dtype, ensure_elements, ensure_float,
-    visit_all,
+    tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -35,9 +35,7 @@ impl UpdateTensors {
 }
 
 impl Visit for UpdateTensors {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.master, &mut self.compute, &mut self.grad, &mut self.state]);
-    }
+    tensors! { master, compute, grad, state }
 }
 
 /// The update of all parameters of a rule in one pass. The operation has the rule's name.
@@ -101,9 +99,7 @@ impl Operation for Update {
         Some(self.status)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.tensors, &mut self.control, &mut self.status]);
-    }
+    tensors! { tensors, control, status }
 }
 
 /// The type that a tensor of this state must have: f32, or its own if that is bf16 and moments may be.

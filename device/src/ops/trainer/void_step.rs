@@ -1,6 +1,6 @@
 //! Steps whose numbers are void, as rows of experts had no room.
 
-use crate::ops::{Accesses, Operation, Status, ensure_dtype, ensure_elements, visit_all};
+use crate::ops::{Operation, Status, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Takes a step back if `beyond` is above 0: nothing is updated, and no counter keeps the step. It follows
@@ -23,15 +23,9 @@ impl Operation for VoidStep {
         ensure_elements(Self::NAME, "status", &self.status, size_of::<Status>())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.beyond, self.status], [self.status])
-    }
+    tensors! { read beyond; update status }
 
     fn follows_status(&self) -> Option<Tensor> {
         Some(self.status)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.beyond, &mut self.status]);
     }
 }

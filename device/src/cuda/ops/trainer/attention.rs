@@ -1,44 +1,27 @@
 //! Attention: through cuDNN if it has a plan, else by `kernels/attention.cu`.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{CudaDevice, CudaOperation, Queue};
 use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, RankKeys, Scores};
 use crate::{DType, Error, Result, Tensor};
 
-/// `Arguments` of `kernels/attention.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct AttentionArguments {
-    qkv: u64,
-    keys: u64,
-    output: u64,
-    stats: u64,
-    grad_output: u64,
-    grad_qkv: u64,
-    grad_keys: u64,
-    delta: u64,
-    record: u64,
-    position_ids: u64,
-    seq: i32,
-    key_seq: i32,
-    part: u32,
-    first_shift: u32,
-    second_shift: u32,
-    heads: i32,
-    kv_heads: i32,
-    dim: i32,
-    scale: f32,
-    key_low: u32,
-    key_high: u32,
-    threshold: u32,
-    keep_scale: f32,
-    vector: i32,
-    first_head: u32,
-    window: u32,
-    soft_cap: f32,
-    first_query: u32,
-    last_key: i32,
-    reserved: u32,
+kernel_struct! {
+    /// `Arguments` of `kernels/attention.cuh`.
+    AttentionArguments {
+        u64: qkv, keys, output, stats, grad_output, grad_qkv, grad_keys, delta, record, position_ids;
+        i32: seq, key_seq;
+        u32: part, first_shift, second_shift;
+        i32: heads, kv_heads, dim;
+        f32: scale;
+        u32: key_low, key_high, threshold;
+        f32: keep_scale;
+        i32: vector;
+        u32: first_head, window;
+        f32: soft_cap;
+        u32: first_query;
+        i32: last_key;
+        u32: reserved;
+    }
 }
 
 /// The tensors of a backward alone; null in the forward.

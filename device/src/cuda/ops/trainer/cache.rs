@@ -1,28 +1,20 @@
 //! Attention over a cache, and rows at a position in device memory.
 
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{LoadWidth, THREADS, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CachedAttention, TakeRows};
 use crate::{Error, Result, Tensor};
 
-/// `CachedAttention` of `kernels/cache.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct CachedAttentionArguments {
-    qkv: u64,
-    cache: u64,
-    start: u64,
-    output: u64,
-    sinks: u64,
-    rows: u32,
-    capacity: u32,
-    heads: u32,
-    kv_heads: u32,
-    dim: u32,
-    scale: f32,
-    window: u32,
-    soft_cap: f32,
+kernel_struct! {
+    /// `CachedAttention` of `kernels/cache.cu`.
+    CachedAttentionArguments {
+        u64: qkv, cache, start, output, sinks;
+        u32: rows, capacity, heads, kv_heads, dim;
+        f32: scale;
+        u32: window;
+        f32: soft_cap;
+    }
 }
 
 impl KernelOperation for TakeRows {

@@ -1,16 +1,16 @@
 //! Small blocks that are passed by value.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Control, WriteControl, WriteSampleRecord};
 
-/// `WriteControl` of `kernels/control.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct WriteControlArgs {
-    control: u64,
-    value: Control,
+kernel_struct! {
+    /// `WriteControl` of `kernels/control.cu`.
+    WriteControlArgs {
+        u64: control;
+        Control: value;
+    }
 }
 
 impl KernelOperation for WriteControl {

@@ -1,22 +1,18 @@
 //! Epilogues that cuBLASLt does not fuse into its product: `kernels/gemm_epilogue.cu`.
 
 use crate::cuda::kernels::Grid;
+use crate::cuda::kernels::kernel_struct;
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Activation, ActivationKind, Epilogue, Gemm};
 use crate::{DType, Result};
 
-/// The struct of the same name in `gemm_epilogue.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct EpilogueArguments {
-    out: u64,
-    also: u64,
-    other: u64,
-    count: u64,
-    columns: u64,
-    other_is_bf16: i32,
-    vector: i32,
+kernel_struct! {
+    /// The struct of the same name in `gemm_epilogue.cu`.
+    EpilogueArguments {
+        u64: out, also, other, count, columns;
+        i32: other_is_bf16, vector;
+    }
 }
 
 /// Applies the epilogue of `op` to the plain product in `op.out`.

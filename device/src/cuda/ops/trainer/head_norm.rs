@@ -1,6 +1,6 @@
 //! Normalisation of queries and keys, head by head.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::columns::{add_partial, add_partial_at};
 use crate::cuda::ops::shape::{LoadWidth, THREADS};
 use crate::cuda::{KernelOperation, Queue};
@@ -8,24 +8,13 @@ use crate::gpu::GpuProperties;
 use crate::ops::{AttentionSizes, HeadNorm, HeadNormBackward};
 use crate::{DType, Result, Tensor};
 
-/// `HeadNorm` of `kernels/head_norm.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct HeadNormArgs {
-    input: u64,
-    output: u64,
-    query_weight: u64,
-    key_weight: u64,
-    table: u64,
-    partial: u64,
-    rows: u32,
-    seq: u32,
-    heads: u32,
-    kv_heads: u32,
-    half: u32,
-    lanes: u32,
-    eps: f32,
-    weight_offset: f32,
+kernel_struct! {
+    /// `HeadNorm` of `kernels/head_norm.cu`; 0 is the null pointer.
+    HeadNormArgs {
+        u64: input, output, query_weight, key_weight, table, partial;
+        u32: rows, seq, heads, kv_heads, half, lanes;
+        f32: eps, weight_offset;
+    }
 }
 
 /// How heads are distributed to threads.

@@ -1,6 +1,6 @@
 //! Latent attention: packing heads, and back.
 
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{over_packs, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{LatentHead, LatentSizes, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
@@ -8,25 +8,12 @@ use crate::{Result, Tensor};
 
 const FILES: &[KernelFile] = &[kernel_file!("latent.cu")];
 
-/// `Latent` of `kernels/latent.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct LatentArgs {
-    queries: u64,
-    keys_values: u64,
-    rotated: u64,
-    packed: u64,
-    table: u64,
-    rows: u32,
-    seq: u32,
-    heads: u32,
-    plain: u32,
-    turned: u32,
-    value: u32,
-    width: u32,
-    query_columns: u32,
-    rotated_columns: u32,
-    reserved: u32,
+kernel_struct! {
+    /// `Latent` of `kernels/latent.cu`.
+    LatentArgs {
+        u64: queries, keys_values, rotated, packed, table;
+        u32: rows, seq, heads, plain, turned, value, width, query_columns, rotated_columns, reserved;
+    }
 }
 
 impl LatentArgs {

@@ -1,7 +1,7 @@
 //! Losses.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CrossEntropy, Mse};
@@ -9,20 +9,13 @@ use crate::ops::{CrossEntropy, Mse};
 /// Shared memory that a loss kernel declares itself, rounded up.
 const DECLARED: usize = 1024;
 
-/// The struct of the same name in `kernels/loss.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct CrossEntropyArgs {
-    logits: u64,
-    targets: u64,
-    losses: u64,
-    control: u64,
-    z_losses: u64,
-    weights: u64,
-    z_multiplier: f32,
-    soft_cap: f32,
-    columns: u32,
-    vocab: u32,
+kernel_struct! {
+    /// The struct of the same name in `kernels/loss.cu`; 0 is the null pointer.
+    CrossEntropyArgs {
+        u64: logits, targets, losses, control, z_losses, weights;
+        f32: z_multiplier, soft_cap;
+        u32: columns, vocab;
+    }
 }
 
 impl KernelOperation for CrossEntropy {

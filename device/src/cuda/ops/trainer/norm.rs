@@ -1,6 +1,6 @@
 //! Normalisation.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Norm, NormBackward, RowSums};
@@ -57,22 +57,13 @@ impl RowShape {
     }
 }
 
-/// `Norm` of `kernels/norm.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct NormArgs {
-    input: u64,
-    residual: u64,
-    sum: u64,
-    weight: u64,
-    bias: u64,
-    output: u64,
-    mean: u64,
-    rstd: u64,
-    rows: u32,
-    hidden: u32,
-    eps: f32,
-    weight_offset: f32,
+kernel_struct! {
+    /// `Norm` of `kernels/norm.cu`; 0 is the null pointer.
+    NormArgs {
+        u64: input, residual, sum, weight, bias, output, mean, rstd;
+        u32: rows, hidden;
+        f32: eps, weight_offset;
+    }
 }
 
 fn address(tensor: Option<Tensor>) -> u64 {
@@ -110,24 +101,15 @@ impl KernelOperation for Norm {
     }
 }
 
-/// `NormBackward` of `kernels/norm_backward.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct NormBackwardArgs {
-    input: u64,
-    weight: u64,
-    mean: u64,
-    rstd: u64,
-    grad_output: u64,
-    grad_residual: u64,
-    grad_input: u64,
-    weight_parts: u64,
-    bias_parts: u64,
-    residual_parts: u64,
-    rows: u32,
-    hidden: u32,
-    weight_offset: f32,
-    reserved: u32,
+kernel_struct! {
+    /// `NormBackward` of `kernels/norm_backward.cu`; 0 is the null pointer.
+    NormBackwardArgs {
+        u64: input, weight, mean, rstd, grad_output, grad_residual, grad_input, weight_parts, bias_parts,
+            residual_parts;
+        u32: rows, hidden;
+        f32: weight_offset;
+        u32: reserved;
+    }
 }
 
 impl RowShape {

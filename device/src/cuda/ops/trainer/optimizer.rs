@@ -1,6 +1,6 @@
 //! The update: clip scale and the rules.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::table::for_each_table;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ClipScale, DecayedStep, NesterovMomentum, Update};
@@ -14,39 +14,24 @@ impl KernelOperation for ClipScale {
     }
 }
 
-/// `Parameter` of `kernels/optimizer.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Parameter {
-    master: u64,
-    compute: u64,
-    grad: u64,
-    first: u64,
-    second: u64,
-    elements: u64,
-    weight_decay: f32,
-    lr_multiplier: f32,
-    first_chunk: u32,
-    compute_is_bf16: u32,
-    first_is_bf16: u32,
-    second_is_bf16: u32,
-    vector: u32,
-    has_remainders: u32,
-    grad_is_bf16: u32,
-    padding: u32,
+kernel_struct! {
+    /// `Parameter` of `kernels/optimizer.cu`; 0 is the null pointer.
+    Parameter {
+        u64: master, compute, grad, first, second, elements;
+        f32: weight_decay, lr_multiplier;
+        u32: first_chunk, compute_is_bf16, first_is_bf16, second_is_bf16, vector, has_remainders, grad_is_bf16,
+            padding;
+    }
 }
 
-/// `Update` of `kernels/optimizer.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Args {
-    control: u64,
-    status: u64,
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    count: u32,
-    entries: [Parameter; 48],
+kernel_struct! {
+    /// `Update` of `kernels/optimizer.cu`.
+    Args {
+        u64: control, status;
+        f32: beta1, beta2, eps;
+        u32: count;
+        [Parameter; 48]: entries;
+    }
 }
 
 /// The tensors of a parameter, for any kernel.

@@ -1,30 +1,18 @@
 //! Losses of pairs of answers.
 
 use crate::Result;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{PairLoss, Preference};
 
-/// The struct of the same name in `kernels/pair_loss.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct PairLossArgs {
-    losses: u64,
-    targets: u64,
-    pairs: u64,
-    references: u64,
-    mismatched: u64,
-    control: u64,
-    results: u64,
-    weights: u64,
-    tokens: u32,
-    most: u32,
-    kind: u32,
-    beta: f32,
-    label_smoothing: f32,
-    desirable: f32,
-    undesirable: f32,
-    padding: u32,
+kernel_struct! {
+    /// The struct of the same name in `kernels/pair_loss.cu`; 0 is the null pointer.
+    PairLossArgs {
+        u64: losses, targets, pairs, references, mismatched, control, results, weights;
+        u32: tokens, most, kind;
+        f32: beta, label_smoothing, desirable, undesirable;
+        u32: padding;
+    }
 }
 
 /// Values of `kind`.

@@ -4,25 +4,20 @@ use super::quantize_source::{QuantizeArgs, Source};
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
+use crate::cuda::kernels::kernel_struct;
 use crate::cuda::ops::columns::add_partial;
 use crate::ops::{BLOCK, Fp8Matrix, Quantize, QuantizeSource, Scale};
 
 /// Threads of a tile of `kernels/quantize_blocks.cu`. A tile has [`BLOCK`] rows and columns.
 const THREADS: u32 = 512;
 
-/// `QuantizeBlockwiseArgs` of `kernels/quantize_blocks.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct QuantizeBlockwiseArgs {
-    q: QuantizeArgs,
-    rows_scale: u64,
-    columns_scale: u64,
-    square: u32,
-    rows_stride: u32,
-    columns_stride: u32,
-    across: u32,
-    halves: u32,
-    reserved: u32,
+kernel_struct! {
+    /// `QuantizeBlockwiseArgs` of `kernels/quantize_blocks.cu`; 0 is the null pointer.
+    QuantizeBlockwiseArgs {
+        QuantizeArgs: q;
+        u64: rows_scale, columns_scale;
+        u32: square, rows_stride, columns_stride, across, halves, reserved;
+    }
 }
 
 /// Whether copies have scales for groups or blocks.

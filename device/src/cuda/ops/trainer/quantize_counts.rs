@@ -2,18 +2,18 @@
 
 use super::quantize_source::{PACK, QuantizeArgs, Source};
 use crate::Result;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CountQuantized, QuantizeCounts, Scale, SumCounts};
 
-/// `CountQuantized` of `kernels/quantize_counts.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct CountArgs {
-    quantize: QuantizeArgs,
-    counts: u64,
-    edge: f32,
-    unused: u32,
+kernel_struct! {
+    /// `CountQuantized` of `kernels/quantize_counts.cu`.
+    CountArgs {
+        QuantizeArgs: quantize;
+        u64: counts;
+        f32: edge;
+        u32: unused;
+    }
 }
 
 /// Enough for every GPU.

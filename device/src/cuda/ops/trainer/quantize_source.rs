@@ -1,6 +1,7 @@
 //! The source of 8-bit copies, as kernels see it.
 
 use super::activation::{glu_backward_name, glu_name};
+use crate::cuda::kernels::kernel_struct;
 use crate::ops::{ActivationKind, Fp8Matrix, QuantizeSource};
 use crate::{DType, Tensor};
 
@@ -10,32 +11,13 @@ pub(super) const TILE_COLUMNS: usize = 64;
 /// Values that a thread loads at a time.
 pub(super) const PACK: usize = 8;
 
-/// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(super) struct QuantizeArgs {
-    pub(super) input: u64,
-    pub(super) grad: u64,
-    pub(super) weight: u64,
-    pub(super) bias: u64,
-    pub(super) mean: u64,
-    pub(super) rstd: u64,
-    pub(super) rows_out: u64,
-    pub(super) columns_out: u64,
-    pub(super) rows_scale: u64,
-    pub(super) columns_scale: u64,
-    pub(super) amax: u64,
-    pub(super) partial: u64,
-    pub(super) rows: u32,
-    pub(super) width: u32,
-    pub(super) rows_e5m2: u32,
-    pub(super) columns_e5m2: u32,
-    pub(super) same_bytes: u32,
-    pub(super) wide_columns: u32,
-    pub(super) kept: u32,
-    pub(super) bf16_inputs: u32,
-    pub(super) groups: u32,
-    pub(super) weight_offset: f32,
+kernel_struct! {
+    /// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
+    QuantizeArgs {
+        u64: input, grad, weight, bias, mean, rstd, rows_out, columns_out, rows_scale, columns_scale, amax, partial;
+        u32: rows, width, rows_e5m2, columns_e5m2, same_bytes, wide_columns, kept, bf16_inputs, groups;
+        f32: weight_offset;
+    }
 }
 
 /// The source of the values, as the kernels see it.

@@ -1,30 +1,27 @@
 //! Sums in f64.
 
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::table::{chunks, for_each_table};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::{SquareSum, SumInto};
 use crate::{DType, Result, Tensor};
 
-/// `Summed` of `kernels/reduce.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Summed {
-    values: u64,
-    elements: u64,
-    first_chunk: u32,
-    is_bf16: u32,
+kernel_struct! {
+    /// `Summed` of `kernels/reduce.cu`.
+    Summed {
+        u64: values, elements;
+        u32: first_chunk, is_bf16;
+    }
 }
 
-/// `Sums` of `kernels/reduce.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Sums {
-    partial: u64,
-    count: u32,
-    square: u32,
-    entries: [Summed; 128],
+kernel_struct! {
+    /// `Sums` of `kernels/reduce.cu`.
+    Sums {
+        u64: partial;
+        u32: count, square;
+        [Summed; 128]: entries;
+    }
 }
 
 impl KernelOperation for SumInto {

@@ -1,22 +1,17 @@
 //! Steps that make no update because their loss or gradient norm is a spike.
 
 use crate::Result;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{SkipStep, VoidStep};
 
-/// The struct of the same name in `kernels/skip_step.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct SkipStepArgs {
-    loss_sum: u64,
-    history: u64,
-    control: u64,
-    status: u64,
-    sigma_factor: f32,
-    interval: u32,
-    least: u32,
-    padding: u32,
+kernel_struct! {
+    /// The struct of the same name in `kernels/skip_step.cu`.
+    SkipStepArgs {
+        u64: loss_sum, history, control, status;
+        f32: sigma_factor;
+        u32: interval, least, padding;
+    }
 }
 
 impl KernelOperation for SkipStep {

@@ -1,6 +1,6 @@
 //! Biases of experts: a row of numbers for each of them.
 
-use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The weights of rows.
@@ -13,9 +13,7 @@ pub struct RowWeights {
 }
 
 impl Visit for RowWeights {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.weights, &mut self.pairs]);
-    }
+    tensors! { weights, pairs }
 }
 
 /// `rows[row] += bias[expert of row]`, times the row's weight if rows have weights. Rows of dropped pairs are left alone.
@@ -84,15 +82,7 @@ impl Operation for AddExpertBias {
         self.weights.map_or(Ok(()), |of| check_weights(Self::NAME, &self.rows, &of.weights, &of.pairs))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.rows, self.bias, self.offsets], [self.rows])
-            .reads(self.weights.map(|of| of.weights))
-            .reads(self.weights.map(|of| of.pairs))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.rows, &mut self.bias, &mut self.offsets, &mut self.weights]);
-    }
+    tensors! { update rows; read bias, offsets, weights }
 }
 
 impl Operation for ExpertBiasGradient {
@@ -104,16 +94,7 @@ impl Operation for ExpertBiasGradient {
         self.weights.map_or(Ok(()), |of| check_weights(Self::NAME, &self.rows, &of.weights, &of.pairs))
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.rows, self.offsets], [self.grad])
-            .reads(self.weights.map(|of| of.weights))
-            .reads(self.weights.map(|of| of.pairs))
-            .reads(self.accumulate.then_some(self.grad))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.rows, &mut self.offsets, &mut self.weights, &mut self.grad]);
-    }
+    tensors! { read rows, offsets, weights; add[accumulate] grad }
 }
 
 impl Operation for ExpertBiasDots {
@@ -125,13 +106,5 @@ impl Operation for ExpertBiasDots {
         check_weights(Self::NAME, &self.rows, &self.grad_weights, &self.pairs)
     }
 
-    fn accesses(&self) -> Accesses {
-        let reads = [self.rows, self.bias, self.offsets, self.pairs, self.grad_weights];
-        Accesses::new(reads, [self.grad_weights])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        let ExpertBiasDots { rows, bias, offsets, pairs, grad_weights } = self;
-        visit_all(visit, [rows, bias, offsets, pairs, grad_weights]);
-    }
+    tensors! { read rows, bias, offsets, pairs; update grad_weights }
 }

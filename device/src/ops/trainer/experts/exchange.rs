@@ -6,7 +6,7 @@
 //! rows is known to the devices alone.
 
 use super::ExpertRows;
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, visit_all};
+use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Gives each pair a slot of the rank that has its expert.
@@ -46,9 +46,7 @@ impl Operation for SlotsOfPairs {
         Accesses::new([self.chosen, self.order.offsets, self.order.rows], [self.slots]).writes(self.beyond)
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.chosen, &mut self.order, &mut self.slots, &mut self.beyond]);
-    }
+    tensors! { chosen, order, slots, beyond }
 }
 
 /// Fails unless ranks divide the experts with these offsets, and have room.
@@ -100,11 +98,5 @@ impl Operation for ExpertsOfSlots {
         ensure_shape(Self::NAME, "chosen", &self.chosen, &[ranks * self.room(), 1])
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.offsets], [self.chosen])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.offsets, &mut self.chosen]);
-    }
+    tensors! { read offsets; write chosen }
 }

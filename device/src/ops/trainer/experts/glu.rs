@@ -1,6 +1,6 @@
 //! Gated linear units of rows, times the router's weights.
 
-use crate::ops::{Accesses, Gate, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all};
+use crate::ops::{Gate, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output = f(gate) * up * weights[pairs[row]]`, with each row of `input` holding `[gate | up]`. The weight is part of
@@ -39,13 +39,7 @@ impl Operation for ExpertGlu {
         check_rows(Self::NAME, &self.input, &self.output, &self.weights, &self.pairs)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.weights, self.pairs], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.weights, &mut self.pairs, &mut self.output]);
-    }
+    tensors! { read input, weights, pairs; write output }
 }
 
 /// Gradient of [`ExpertGlu`] with respect to `[gate | up]` and the weights. Dropped pairs have the gradient 0.
@@ -79,13 +73,5 @@ impl Operation for ExpertGluBackward {
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())
     }
 
-    fn accesses(&self) -> Accesses {
-        let reads = [self.input, self.weights, self.pairs, self.grad_output];
-        Accesses::new(reads, [self.grad_input, self.output, self.grad_weights])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        let ExpertGluBackward { input, weights, pairs, grad_output, grad_input, output, grad_weights, .. } = self;
-        visit_all(visit, [input, weights, pairs, grad_output, grad_input, output, grad_weights]);
-    }
+    tensors! { read input, weights, pairs, grad_output; write grad_input, output, grad_weights }
 }

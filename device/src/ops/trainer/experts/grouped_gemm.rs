@@ -1,7 +1,7 @@
 //! Matrix products of each expert's rows.
 
 use crate::ops::{
-    Accesses, Gemm, GemmColumns, MatrixPlace, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, visit_all,
+    Gemm, GemmColumns, MatrixPlace, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -181,16 +181,7 @@ impl Operation for GroupedGemm {
         }
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.offsets, self.a, self.b], [self.out])
-            .reads(self.accumulate.then_some(self.out))
-            .reads(self.scales.into_iter().flatten())
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.offsets, &mut self.a, &mut self.b, &mut self.out]);
-        self.scales.iter_mut().flatten().for_each(visit);
-    }
+    tensors! { read offsets, a, b; add[accumulate] out; read scales }
 
     fn flops(&self) -> f64 {
         2.0 * self.sizes().map(|size| size as f64).into_iter().product::<f64>()

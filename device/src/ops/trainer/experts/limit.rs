@@ -1,7 +1,7 @@
 //! A bound of the load of experts.
 
 use super::route::check_real;
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_shape, visit_all};
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Leaves each expert at most `capacity` pairs, and drops the others (Lepikhin et al., 2020). Of an expert with more it keeps
@@ -39,11 +39,5 @@ impl Operation for LimitLoad {
         ensure_shape(Self::NAME, "weights", weights, &[tokens, k])
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.chosen], [self.kept]).reads(self.weights).reads(self.real)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.chosen, &mut self.weights, &mut self.real, &mut self.kept]);
-    }
+    tensors! { read chosen, weights, real; write kept }
 }

@@ -1,7 +1,7 @@
 //! The load of experts: how many pairs each has.
 
 use super::route::{SampleTokens, check_documents};
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, visit_all};
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `load[group, e] (+)= pairs of the group's tokens with expert e`. The groups are of equal size, one after the other, or
@@ -41,16 +41,7 @@ impl Operation for CountLoad {
         })
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.chosen], [self.load])
-            .reads(self.real)
-            .reads(self.position_ids)
-            .reads(self.accumulate.then_some(self.load))
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.chosen, &mut self.real, &mut self.position_ids, &mut self.load]);
-    }
+    tensors! { read chosen, real, position_ids; add[accumulate] load }
 }
 
 /// Moves the selection bias of experts towards an equal load (Wang et al., 2024):
@@ -78,15 +69,9 @@ impl Operation for UpdateSelectionBias {
         ensure_elements(Self::NAME, "status", &self.status, size_of::<crate::ops::Status>())
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.load, self.bias, self.status], [self.bias])
-    }
+    tensors! { read load; update bias; read status }
 
     fn follows_status(&self) -> Option<Tensor> {
         Some(self.status)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.load, &mut self.bias, &mut self.status]);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::ops::{
     Accesses, Control, Operation, SequenceShare, Visit, ZLoss, ensure, ensure_dtype, ensure_elements, ensure_shape,
-    visit_all,
+    tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -135,13 +135,7 @@ impl Operation for Route {
         ensure_elements(Self::NAME, "bias", bias, experts)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.logits], [self.chosen, self.weights]).reads(self.bias)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.logits, &mut self.bias, &mut self.chosen, &mut self.weights]);
-    }
+    tensors! { read logits, bias; write chosen, weights }
 }
 
 fn check_choice(op: &'static str, logits: &Tensor, chosen: &Tensor, weights: (&str, &Tensor)) -> Result<()> {
@@ -205,9 +199,7 @@ pub enum CountedLoads {
 }
 
 impl Visit for Balance {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.load, &mut self.position_ids, &mut self.losses]);
-    }
+    tensors! { load, position_ids, losses }
 }
 
 /// The gradient of [`Route`] with respect to its logits, and the router's own losses with theirs. The choice has no
@@ -284,8 +276,5 @@ impl Operation for RouteBackward {
             .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        let RouteBackward { logits, chosen, grad_weights, balance, z_loss, real, control, grad_logits, .. } = self;
-        visit_all(visit, [logits, chosen, grad_weights, balance, z_loss, real, control, grad_logits]);
-    }
+    tensors! { logits, chosen, grad_weights, balance, z_loss, real, control, grad_logits }
 }

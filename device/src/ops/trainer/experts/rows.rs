@@ -1,8 +1,6 @@
 //! From the order of tokens to that of experts, and back.
 
-use crate::ops::{
-    Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, visit_all,
-};
+use crate::ops::{Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The order of pairs by expert. Pairs of an expert keep their order. Those that are dropped have the last rows.
@@ -17,9 +15,7 @@ pub struct ExpertRows {
 }
 
 impl Visit for ExpertRows {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.offsets, &mut self.pairs, &mut self.rows]);
-    }
+    tensors! { offsets, pairs, rows }
 }
 
 /// Sorts pairs by expert. Pairs with an expert of another rank are dropped here.
@@ -45,14 +41,7 @@ impl Operation for SortByExpert {
         ensure(Self::NAME, offsets.elements() >= 2, || "there is no expert".into())
     }
 
-    fn accesses(&self) -> Accesses {
-        let ExpertRows { offsets, pairs, rows } = self.order;
-        Accesses::new([self.chosen], [offsets, pairs, rows])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.chosen, &mut self.order]);
-    }
+    tensors! { read chosen; write order }
 }
 
 /// `output[rows[token, j]] = input[token]`: each row is a copy of its token's. Rows of dropped pairs are not written.
@@ -85,13 +74,7 @@ impl Operation for GatherRows {
         ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.rows], [self.output])
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.rows, &mut self.output]);
-    }
+    tensors! { read input, rows; write output }
 }
 
 /// `output[token] = sum over its pairs of input[rows[pair]]`, plus `also[token]`. It sums in f32, in the order of choices,
@@ -125,11 +108,5 @@ impl Operation for CombineRows {
         ensure_elements(Self::NAME, "also", also, tokens * width)
     }
 
-    fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.rows], [self.output]).reads(self.also)
-    }
-
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        visit_all(visit, [&mut self.input, &mut self.rows, &mut self.also, &mut self.output]);
-    }
+    tensors! { read input, rows, also; write output }
 }

@@ -1,6 +1,6 @@
 //! Biases of experts.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{LoadWidth, THREADS, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{AddExpertBias, ExpertBiasDots, ExpertBiasGradient, RowWeights};
@@ -8,20 +8,12 @@ use crate::{Result, Tensor};
 
 const FILES: &[KernelFile] = &[kernel_file!(Experts, "expert_bias.cu")];
 
-/// `ExpertBias` of `kernels/expert_bias.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct ExpertBiasArgs {
-    rows: u64,
-    bias: u64,
-    offsets: u64,
-    weights: u64,
-    pairs: u64,
-    output: u64,
-    all: u32,
-    width: u32,
-    experts: u32,
-    accumulate: u32,
+kernel_struct! {
+    /// `ExpertBias` of `kernels/expert_bias.cu`.
+    ExpertBiasArgs {
+        u64: rows, bias, offsets, weights, pairs, output;
+        u32: all, width, experts, accumulate;
+    }
 }
 
 impl ExpertBiasArgs {

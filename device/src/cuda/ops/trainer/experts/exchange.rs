@@ -1,24 +1,17 @@
 //! The rows that ranks with other experts exchange.
 
 use crate::Result;
-use crate::cuda::kernels::{KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::over_packs;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ExpertsOfSlots, SlotsOfPairs};
 
-/// `SlotsOfPairs` of `kernels/expert_exchange.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct SlotsOfPairsArgs {
-    chosen: u64,
-    offsets: u64,
-    rows: u64,
-    slots: u64,
-    beyond: u64,
-    count: u32,
-    experts: u32,
-    ranks: u32,
-    room: u32,
+kernel_struct! {
+    /// `SlotsOfPairs` of `kernels/expert_exchange.cu`.
+    SlotsOfPairsArgs {
+        u64: chosen, offsets, rows, slots, beyond;
+        u32: count, experts, ranks, room;
+    }
 }
 
 impl KernelOperation for SlotsOfPairs {
@@ -41,16 +34,12 @@ impl KernelOperation for SlotsOfPairs {
     }
 }
 
-/// `ExpertsOfSlots` of `kernels/expert_exchange.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct ExpertsOfSlotsArgs {
-    offsets: u64,
-    chosen: u64,
-    ranks: u32,
-    rank: u32,
-    experts: u32,
-    room: u32,
+kernel_struct! {
+    /// `ExpertsOfSlots` of `kernels/expert_exchange.cu`.
+    ExpertsOfSlotsArgs {
+        u64: offsets, chosen;
+        u32: ranks, rank, experts, room;
+    }
 }
 
 impl KernelOperation for ExpertsOfSlots {

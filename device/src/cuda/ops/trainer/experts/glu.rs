@@ -1,37 +1,26 @@
 //! Gated linear units of rows, times the router's weights.
 
 use crate::Result;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{LoadWidth, over_rows};
 use crate::cuda::ops::trainer::activation::{glu_backward_name, glu_name};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ExpertGlu, ExpertGluBackward};
 
-/// `ExpertGlu` of `kernels/expert_glu.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct ExpertGluArgs {
-    input: u64,
-    weights: u64,
-    pairs: u64,
-    output: u64,
-    rows: u32,
-    width: u32,
+kernel_struct! {
+    /// `ExpertGlu` of `kernels/expert_glu.cu`.
+    ExpertGluArgs {
+        u64: input, weights, pairs, output;
+        u32: rows, width;
+    }
 }
 
-/// `ExpertGluBackward` of `kernels/expert_glu.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct ExpertGluBackwardArgs {
-    input: u64,
-    weights: u64,
-    pairs: u64,
-    grad_output: u64,
-    grad_input: u64,
-    output: u64,
-    grad_weights: u64,
-    rows: u32,
-    width: u32,
+kernel_struct! {
+    /// `ExpertGluBackward` of `kernels/expert_glu.cu`.
+    ExpertGluBackwardArgs {
+        u64: input, weights, pairs, grad_output, grad_input, output, grad_weights;
+        u32: rows, width;
+    }
 }
 
 impl KernelOperation for ExpertGlu {

@@ -2,7 +2,7 @@
 
 use super::at_most;
 use super::grouped_hopper;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::capability::accept_on_hopper;
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
@@ -10,24 +10,14 @@ use crate::gpu::GpuProperties;
 use crate::ops::{GroupedGemm, GroupedProduct};
 use crate::{DType, Operation, Result, Tensor};
 
-/// `GroupedGemm` of `kernels/grouped_gemm.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct GroupedGemmArgs {
-    offsets: u64,
-    a: u64,
-    b: u64,
-    out: u64,
-    rows: u32,
-    experts: u32,
-    n: u32,
-    k: u32,
-    a_stride: u32,
-    b_stride: u32,
-    out_stride: u32,
-    alpha: f32,
-    accumulate: u32,
-    reserved: u32,
+kernel_struct! {
+    /// `GroupedGemm` of `kernels/grouped_gemm.cu`.
+    GroupedGemmArgs {
+        u64: offsets, a, b, out;
+        u32: rows, experts, n, k, a_stride, b_stride, out_stride;
+        f32: alpha;
+        u32: accumulate, reserved;
+    }
 }
 
 /// Rows and columns of a tile; `TILE` in `kernels/grouped_gemm.cu`.

@@ -3,24 +3,20 @@
 use super::EXPERTS;
 use crate::cuda::driver::TensorMap;
 use crate::cuda::kernels::Grid;
+use crate::cuda::kernels::kernel_struct;
 use crate::cuda::{GpuProperties, Queue};
 use crate::ops::{GroupedGemm, GroupedProduct};
 use crate::{DType, Result};
 
-/// `GroupedHopper` of `kernels/grouped_hopper.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct GroupedHopperArgs {
-    a: TensorMap,
-    b: TensorMap,
-    out: TensorMap,
-    offsets: u64,
-    scales: [u64; 2],
-    experts: u32,
-    height: u32,
-    width: u32,
-    steps: u32,
-    reserved: [u64; 3],
+kernel_struct! {
+    /// `GroupedHopper` of `kernels/grouped_hopper.cu`.
+    GroupedHopperArgs {
+        TensorMap: a, b, out;
+        u64: offsets;
+        [u64; 2]: scales;
+        u32: experts, height, width, steps;
+        [u64; 3]: reserved;
+    }
 }
 
 /// Bytes of a row that a step of a sum takes.

@@ -1,7 +1,7 @@
 //! A bound of the load of experts.
 
 use super::at_most;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::LimitLoad;
@@ -10,20 +10,12 @@ use crate::{Operation, Result};
 /// Threads of a block; `SCAN_THREADS` in `kernels/scan.cuh`.
 const THREADS: u32 = 256;
 
-/// `LimitLoad` of `kernels/expert_limit.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct LimitLoadArgs {
-    chosen: u64,
-    weights: u64,
-    real: u64,
-    kept: u64,
-    count: u32,
-    experts: u32,
-    capacity: u32,
-    length: u32,
-    k: u32,
-    reserved: u32,
+kernel_struct! {
+    /// `LimitLoad` of `kernels/expert_limit.cu`; 0 is the null pointer.
+    LimitLoadArgs {
+        u64: chosen, weights, real, kept;
+        u32: count, experts, capacity, length, k, reserved;
+    }
 }
 
 impl KernelOperation for LimitLoad {

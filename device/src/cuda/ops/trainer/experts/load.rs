@@ -1,7 +1,7 @@
 //! The load of experts.
 
 use super::{PlacesArgs, at_most};
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::{CountLoad, UpdateSelectionBias};
@@ -12,21 +12,13 @@ const PART: usize = 4096;
 
 const THREADS: u32 = 256;
 
-/// `CountLoad` of `kernels/expert_load.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct CountLoadArgs {
-    chosen: u64,
-    load: u64,
-    counts: u64,
-    real: u64,
-    position_ids: u64,
-    pairs: u32,
-    experts: u32,
-    parts: u32,
-    accumulate: u32,
-    k: u32,
-    places: PlacesArgs,
+kernel_struct! {
+    /// `CountLoad` of `kernels/expert_load.cu`.
+    CountLoadArgs {
+        u64: chosen, load, counts, real, position_ids;
+        u32: pairs, experts, parts, accumulate, k;
+        PlacesArgs: places;
+    }
 }
 
 /// Pairs of a group, and their parts.
@@ -75,15 +67,13 @@ impl KernelOperation for CountLoad {
     }
 }
 
-/// `UpdateSelectionBias` of `kernels/expert_load.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct UpdateSelectionBiasArgs {
-    load: u64,
-    bias: u64,
-    status: u64,
-    experts: u32,
-    rate: f32,
+kernel_struct! {
+    /// `UpdateSelectionBias` of `kernels/expert_load.cu`.
+    UpdateSelectionBiasArgs {
+        u64: load, bias, status;
+        u32: experts;
+        f32: rate;
+    }
 }
 
 impl KernelOperation for UpdateSelectionBias {

@@ -11,6 +11,7 @@ mod route;
 mod rows;
 mod sort;
 
+use crate::cuda::kernels::kernel_struct;
 use crate::ops::SampleTokens;
 use crate::{Error, Result};
 
@@ -21,15 +22,11 @@ const EXPERTS: usize = 512;
 /// Choices of a token, one for each thread of a warp.
 const CHOICES: usize = 32;
 
-/// `Places` of `kernels/places.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct PlacesArgs {
-    length: u32,
-    part: u32,
-    first_shift: u32,
-    second_shift: u32,
-    whole: u32,
+kernel_struct! {
+    /// `Places` of `kernels/places.cuh`.
+    PlacesArgs {
+        u32: length, part, first_shift, second_shift, whole;
+    }
 }
 
 impl PlacesArgs {

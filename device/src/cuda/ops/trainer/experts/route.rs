@@ -1,62 +1,32 @@
 //! The choice of each token's experts, and its gradient.
 
 use super::{PlacesArgs, at_most};
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::{CountedLoads, GroupScore, Route, RouteBackward, Score, ensure};
 use crate::{Operation, Result};
 
-/// `Route` of `kernels/route.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct RouteArgs {
-    logits: u64,
-    bias: u64,
-    chosen: u64,
-    weights: u64,
-    tokens: u32,
-    experts: u32,
-    k: u32,
-    sigmoid: u32,
-    normalise: u32,
-    forces_balance: u32,
-    groups: u32,
-    of_groups: u32,
-    two_highest: u32,
-    reserved: u32,
-    scale: f32,
-    places: PlacesArgs,
+kernel_struct! {
+    /// `Route` of `kernels/route.cu`; 0 is the null pointer.
+    RouteArgs {
+        u64: logits, bias, chosen, weights;
+        u32: tokens, experts, k, sigmoid, normalise, forces_balance, groups, of_groups, two_highest, reserved;
+        f32: scale;
+        PlacesArgs: places;
+    }
 }
 
-/// `RouteBackward` of `kernels/route.cu`; 0 is the null pointer.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct RouteBackwardArgs {
-    logits: u64,
-    chosen: u64,
-    grad_weights: u64,
-    load: u64,
-    balance_losses: u64,
-    z_losses: u64,
-    real: u64,
-    position_ids: u64,
-    control: u64,
-    grad_logits: u64,
-    tokens: u32,
-    experts: u32,
-    k: u32,
-    groups: u32,
-    samples: u32,
-    of_step: u32,
-    places: PlacesArgs,
-    sigmoid: u32,
-    normalise: u32,
-    adds_gradient: u32,
-    scale: f32,
-    balance_multiplier: f32,
-    z_multiplier: f32,
-    reserved: u32,
+kernel_struct! {
+    /// `RouteBackward` of `kernels/route.cu`; 0 is the null pointer.
+    RouteBackwardArgs {
+        u64: logits, chosen, grad_weights, load, balance_losses, z_losses, real, position_ids, control, grad_logits;
+        u32: tokens, experts, k, groups, samples, of_step;
+        PlacesArgs: places;
+        u32: sigmoid, normalise, adds_gradient;
+        f32: scale, balance_multiplier, z_multiplier;
+        u32: reserved;
+    }
 }
 
 /// A warp has a thread for each.

@@ -1,7 +1,7 @@
 //! The order of pairs by expert.
 
 use super::at_most;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu::GpuProperties;
 use crate::ops::SortByExpert;
@@ -13,20 +13,12 @@ const TILE: usize = 2048;
 /// Threads of a block; `SCAN_THREADS` in `kernels/scan.cuh`.
 const THREADS: u32 = 256;
 
-/// `SortByExpert` of `kernels/expert_sort.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct SortArgs {
-    chosen: u64,
-    offsets: u64,
-    pairs: u64,
-    rows: u64,
-    counts: u64,
-    totals: u64,
-    count: u32,
-    experts: u32,
-    tiles: u32,
-    first: u32,
+kernel_struct! {
+    /// `SortByExpert` of `kernels/expert_sort.cu`.
+    SortArgs {
+        u64: chosen, offsets, pairs, rows, counts, totals;
+        u32: count, experts, tiles, first;
+    }
 }
 
 /// Experts, and tiles of pairs: at least one, which writes the offsets.
