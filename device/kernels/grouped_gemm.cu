@@ -1,6 +1,7 @@
 // Products of the rows of each expert with a matrix of its own: the plain kernel, which runs on any GPU.
 //
-// A block computes tiles of 128 x 128 values. The numbers of rows are read from device memory: so the grid has as many
+// A block computes tiles of 128 x 128 values, of bf16 also of 128 x 32 or 32 x 128: factors of adapters are thin, and their
+// products are as fast as the other factor is read. The numbers of rows are read from device memory: so the grid has as many
 // blocks as run at a time, and each finds its tiles itself. A tile has rows of one expert. Beyond an expert's rows and
 // the edges of a matrix factors are 0, and nothing is read or written there. bf16 goes through tensor cores, in three
 // stages of copies; f32 is multiplied on the CUDA cores. Sums are in f32, in the order of the inner index: always the
@@ -11,8 +12,10 @@
 // Experts at most: two for each thread; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`.
 const u32 EXPERTS = 512;
 const u32 THREADS = SCAN_THREADS;
-// Rows and columns of a tile; `TILE` in `device/src/cuda/ops/trainer/experts/grouped_gemm.rs`.
+// Rows and columns of a tile, and those of a thin matrix at most; as in
+// `device/src/cuda/ops/trainer/experts/grouped_gemm.rs`.
 const u32 TILE = 128;
+const u32 THIN = 32;
 
 struct GroupedGemm {
     const int* offsets; // (experts + 1)
@@ -57,7 +60,20 @@ template <class T, class Out> struct Tile {
 constexpr bool a_has_inner_columns(Product product) { return product != WEIGHT_GRADIENT; }
 constexpr bool b_has_inner_columns(Product product) { return product == FORWARD; }
 
-inline u32 tiles(u32 size) { return (size + TILE - 1) / TILE; }
+inline u32 tiles(u32 size, u32 of = TILE) { return (size + of - 1) / of; }
+
+// The sizes of a tile, the inner index of a stage of copies, and stages.
+template <u32 ROWS_, u32 COLUMNS_, u32 DEPTH_, u32 STAGES_> struct Shape {
+    static constexpr u32 ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, STAGES = STAGES_;
+    static constexpr bool IS_WIDE = ROWS == TILE && COLUMNS == TILE;
+    // Of a warp.
+    static constexpr u32 WARP_ROWS = IS_WIDE ? 64 : ROWS == TILE ? 16 : ROWS;
+    static constexpr u32 WARP_COLUMNS = IS_WIDE ? 32 : COLUMNS == TILE ? 16 : COLUMNS;
+    static constexpr u32 ACROSS = COLUMNS / WARP_COLUMNS;
+};
+typedef Shape<TILE, TILE, 32, 3> Wide;
+typedef Shape<TILE, THIN, 64, 4> ThinColumns;
+typedef Shape<THIN, TILE, 64, 4> ThinRows;
 
 // The first row of an expert. It is within the tensor whatever memory holds.
 inline u32 first_row(const GroupedGemm& op, u32 expert) { return min((u32)max(op.offsets[expert], 0), op.rows); }
@@ -93,17 +109,17 @@ inline u32 expert_of(u32 tile, const u32* first_tile, u32 experts) {
 // Columns of a result with rows.
 template <Product PRODUCT> u32 width(const GroupedGemm& op) { return PRODUCT == FORWARD ? op.n : op.k; }
 
-template <Product PRODUCT> u32 tile_count(const GroupedGemm& op, const u32* first_tile) {
-    if (PRODUCT == WEIGHT_GRADIENT) return op.experts * tiles(op.n) * tiles(op.k);
-    return first_tile[op.experts] * tiles(width<PRODUCT>(op));
+template <Product PRODUCT, class S> u32 tile_count(const GroupedGemm& op, const u32* first_tile) {
+    if (PRODUCT == WEIGHT_GRADIENT) return op.experts * tiles(op.n, S::ROWS) * tiles(op.k, S::COLUMNS);
+    return first_tile[op.experts] * tiles(width<PRODUCT>(op), S::COLUMNS);
 }
 
-template <Product PRODUCT, class T, class Out>
+template <Product PRODUCT, class S, class T, class Out>
 Tile<T, Out> tile_of(const GroupedGemm& op, const u32* first_tile, u32 number) {
     const T *a = (const T*)op.a, *b = (const T*)op.b;
     const u32 columns = PRODUCT == WEIGHT_GRADIENT ? op.k : width<PRODUCT>(op);
-    u32 across = number % tiles(columns), down = number / tiles(columns);
-    u32 expert = PRODUCT == WEIGHT_GRADIENT ? down / tiles(op.n) : expert_of(down, first_tile, op.experts);
+    u32 across = number % tiles(columns, S::COLUMNS), down = number / tiles(columns, S::COLUMNS);
+    u32 expert = PRODUCT == WEIGHT_GRADIENT ? down / tiles(op.n, S::ROWS) : expert_of(down, first_tile, op.experts);
     u64 first = first_row(op, expert), matrix = (u64)expert * op.n * op.k;
     u32 rows = rows_of(op, expert);
     if (PRODUCT == WEIGHT_GRADIENT) {
@@ -113,8 +129,8 @@ Tile<T, Out> tile_of(const GroupedGemm& op, const u32* first_tile, u32 number) {
                 op.n,
                 op.k,
                 op.k,
-                down % tiles(op.n) * TILE,
-                across * TILE,
+                down % tiles(op.n, S::ROWS) * S::ROWS,
+                across * S::COLUMNS,
                 rows};
     }
     u32 inner = PRODUCT == FORWARD ? op.k : op.n;
@@ -125,7 +141,7 @@ Tile<T, Out> tile_of(const GroupedGemm& op, const u32* first_tile, u32 number) {
             columns,
             op.out_stride,
             (down - first_tile[expert]) * TILE,
-            across * TILE,
+            across * S::COLUMNS,
             inner};
 }
 
@@ -148,100 +164,145 @@ void put_pair(const Tile<T, Out>& tile, u32 row, u32 column, float x, float y, u
     }
 }
 
-// ---- bf16: 8 warps, 2 x 4, each with 64 x 32 values --------------------------------------------------------------
+// ---- bf16: 8 warps ------------------------------------------------------------------------------------------------
 
-// The inner index of a stage, and stages; `SHARED` in `device/src/cuda/ops/trainer/experts/grouped_gemm.rs`.
-const u32 DEPTH = 32;
-const u32 STAGES = 3;
 // Rows in shared memory are longer by 16 bytes, so that eight of them lie in different banks.
 const u32 PADDING = 8;
 
-// A part of a factor in shared memory, as it lies in device memory: TILE by DEPTH values, or DEPTH by TILE.
-template <bool INNER_COLUMNS> struct Part {
-    static constexpr u32 ROWS = INNER_COLUMNS ? TILE : DEPTH, COLUMNS = INNER_COLUMNS ? DEPTH : TILE;
+// A part of a factor in shared memory, as it lies in device memory: OUTER by DEPTH values, or DEPTH by OUTER.
+template <bool INNER_COLUMNS, u32 OUTER, u32 DEPTH> struct Part {
+    static constexpr u32 ROWS = INNER_COLUMNS ? OUTER : DEPTH, COLUMNS = INNER_COLUMNS ? DEPTH : OUTER;
     static constexpr u32 STRIDE = COLUMNS + PADDING, SIZE = ROWS * STRIDE;
+
+    // Copies the part that begins at `outer` and `inner`, with zeros outside of the matrix.
+    template <bool VECTOR> static void fetch(bf16* part, const Matrix<bf16>& from, u32 outer, u32 inner) {
+        constexpr u32 N = VECTOR ? 8 : 1, PACKS = COLUMNS / N;
+        const u32 first_row = INNER_COLUMNS ? outer : inner, first_column = INNER_COLUMNS ? inner : outer;
+#pragma unroll 4
+        for (u32 i = 0; i < OUTER * DEPTH / N / THREADS; i++) {
+            u32 pack = threadIdx.x + i * THREADS, row = pack / PACKS, column = pack % PACKS * N;
+            bool inside = first_row + row < from.rows && first_column + column < from.columns;
+            u64 at = inside ? (u64)(first_row + row) * from.stride + first_column + column : 0;
+            bf16* to = part + row * STRIDE + column;
+            if constexpr (VECTOR) copy_ahead_or_zero(to, from.start + at, inside);
+            else *to = inside ? from.start[at] : bf16{0};
+        }
+    }
+
+    // As the first factor: 16 rows of it, from `outer` on, by 16 of the inner index.
+    static void load_first(u32 (&x)[4], const bf16* part, u32 outer, u32 inner) {
+        const u32 lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, last = lane / 16 * 8;
+        if constexpr (INNER_COLUMNS) load_matrices(x, part + (outer + lane % 16) * STRIDE + inner + last);
+        else load_matrices_transposed(x, part + (inner + lane % 8 + last) * STRIDE + outer + second);
+    }
+
+    // As the second: 16 of the inner index by 16 columns, two halves of eight columns.
+    static void load_second(u32 (&x)[4], const bf16* part, u32 outer, u32 inner) {
+        const u32 lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, last = lane / 16 * 8;
+        if constexpr (INNER_COLUMNS) load_matrices(x, part + (outer + lane % 8 + last) * STRIDE + inner + second);
+        else load_matrices_transposed(x, part + (inner + lane % 16) * STRIDE + outer + last);
+    }
 };
 
-// Copies the part that begins at `outer` and `inner`, with zeros outside of the matrix.
-template <bool INNER_COLUMNS, bool VECTOR> void fetch_part(bf16* part, const Matrix<bf16>& from, u32 outer, u32 inner) {
-    typedef Part<INNER_COLUMNS> P;
-    constexpr u32 N = VECTOR ? 8 : 1, PACKS = P::COLUMNS / N;
-    const u32 first_row = INNER_COLUMNS ? outer : inner, first_column = INNER_COLUMNS ? inner : outer;
-#pragma unroll 4
-    for (u32 i = 0; i < TILE * DEPTH / N / THREADS; i++) {
-        u32 pack = threadIdx.x + i * THREADS, row = pack / PACKS, column = pack % PACKS * N;
-        bool inside = first_row + row < from.rows && first_column + column < from.columns;
-        u64 at = inside ? (u64)(first_row + row) * from.stride + first_column + column : 0;
-        bf16* to = part + row * P::STRIDE + column;
-        if constexpr (VECTOR) copy_ahead_or_zero(to, from.start + at, inside);
-        else *to = inside ? from.start[at] : bf16{0};
+// Half a tile of sums in shared memory, from where whole rows are stored.
+const u32 SUMS_ROWS = 64;
+const u32 SUMS_STRIDE = TILE + PADDING;
+
+// Stores the sums of a wide tile, or adds them to what is there, 16 bytes a thread. `row` and `column` are the warp's.
+inline void put_rows(const Tile<bf16, bf16>& tile, const float (&sums)[4][4][4], u32 row, u32 column, float alpha, u32 accumulate) {
+    extern __shared__ uint4 shared[];
+    float* half = reinterpret_cast<float*>(shared);
+    const u32 lane = threadIdx.x % 32;
+    for (u32 first = 0; first < TILE; first += SUMS_ROWS) {
+        // All have read the parts that lay here, or the first half.
+        __syncthreads();
+        if (row == first) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    float* at = half + (16 * i + lane / 4) * SUMS_STRIDE + column + 8 * j + lane % 4 * 2;
+                    const float(&x)[4] = sums[i][j];
+                    *(float2*)at = make_float2(alpha * x[0], alpha * x[1]);
+                    *(float2*)(at + 8 * SUMS_STRIDE) = make_float2(alpha * x[2], alpha * x[3]);
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < SUMS_ROWS * TILE / 8 / THREADS; i++) {
+            const u32 pack = threadIdx.x + i * THREADS, r = pack / (TILE / 8), c = pack % (TILE / 8) * 8;
+            if (tile.first_row + first + r >= tile.rows || tile.first_column + c >= tile.columns) continue;
+            bf16* to = tile.out + (u64)(tile.first_row + first + r) * tile.stride + tile.first_column + c;
+            const float4* sum = reinterpret_cast<const float4*>(half + r * SUMS_STRIDE + c);
+            const float4 low = sum[0], high = sum[1];
+            float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            if (accumulate) {
+                float old[8];
+                load(to, old);
+#pragma unroll
+                for (u32 k = 0; k < 8; k++) x[k] += old[k];
+            }
+            store(to, x);
+        }
     }
 }
 
-// 16 rows of the first factor, from `outer` on, by 16 of the inner index.
-template <bool INNER_COLUMNS> void load_a(u32 (&x)[4], const bf16* part, u32 outer, u32 inner) {
-    const u32 lane = threadIdx.x % 32, stride = Part<INNER_COLUMNS>::STRIDE;
-    const u32 second = lane / 8 % 2 * 8, last = lane / 16 * 8;
-    if constexpr (INNER_COLUMNS) load_matrices(x, part + (outer + lane % 16) * stride + inner + last);
-    else load_matrices_transposed(x, part + (inner + lane % 8 + last) * stride + outer + second);
-}
-
-// 16 of the inner index by 16 columns of the second factor: two halves of eight columns.
-template <bool INNER_COLUMNS> void load_b(u32 (&x)[4], const bf16* part, u32 outer, u32 inner) {
-    const u32 lane = threadIdx.x % 32, stride = Part<INNER_COLUMNS>::STRIDE;
-    const u32 second = lane / 8 % 2 * 8, last = lane / 16 * 8;
-    if constexpr (INNER_COLUMNS) load_matrices(x, part + (outer + lane % 8 + last) * stride + inner + second);
-    else load_matrices_transposed(x, part + (inner + lane % 16) * stride + outer + last);
-}
-
-template <Product PRODUCT, bool VECTOR, class Out>
+template <Product PRODUCT, class S, bool VECTOR, class Out>
 void multiply_tile(const Tile<bf16, Out>& tile, float alpha, u32 accumulate) {
     extern __shared__ uint4 shared[];
-    constexpr bool A = a_has_inner_columns(PRODUCT), B = b_has_inner_columns(PRODUCT);
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp / 4 * 64, column = warp % 4 * 32;
-    const u32 steps = (tile.inner + DEPTH - 1) / DEPTH;
+    typedef Part<a_has_inner_columns(PRODUCT), S::ROWS, S::DEPTH> A;
+    typedef Part<b_has_inner_columns(PRODUCT), S::COLUMNS, S::DEPTH> B;
+    constexpr u32 M = S::WARP_ROWS / 16, N = S::WARP_COLUMNS / 16;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 row = warp / S::ACROSS * S::WARP_ROWS, column = warp % S::ACROSS * S::WARP_COLUMNS;
+    const u32 steps = (tile.inner + S::DEPTH - 1) / S::DEPTH;
     bf16* parts = reinterpret_cast<bf16*>(shared);
-    auto part = [&](u32 step) { return parts + step % STAGES * (Part<A>::SIZE + Part<B>::SIZE); };
+    auto part = [&](u32 step) { return parts + step % S::STAGES * (A::SIZE + B::SIZE); };
     auto fetch = [&](u32 step) {
         if (step < steps) {
-            fetch_part<A, VECTOR>(part(step), tile.a, tile.first_row, step * DEPTH);
-            fetch_part<B, VECTOR>(part(step) + Part<A>::SIZE, tile.b, tile.first_column, step * DEPTH);
+            A::template fetch<VECTOR>(part(step), tile.a, tile.first_row, step * S::DEPTH);
+            B::template fetch<VECTOR>(part(step) + A::SIZE, tile.b, tile.first_column, step * S::DEPTH);
         }
         end_copies();
     };
     // All threads have read the parts of the tile before.
     __syncthreads();
-    for (u32 step = 0; step < STAGES - 1; step++) fetch(step);
-    float sums[4][4][4] = {};
+    for (u32 step = 0; step < S::STAGES - 1; step++) fetch(step);
+    float sums[M][2 * N][4] = {};
     for (u32 step = 0; step < steps; step++) {
-        wait_for_copies(STAGES - 2);
+        wait_for_copies(S::STAGES - 2);
         // The part of the step before has been read: the next copy may overwrite it.
         __syncthreads();
-        fetch(step + STAGES - 1);
-        const bf16 *a = part(step), *b = a + Part<A>::SIZE;
+        fetch(step + S::STAGES - 1);
+        const bf16 *a = part(step), *b = a + A::SIZE;
 #pragma unroll
-        for (u32 inner = 0; inner < DEPTH; inner += 16) {
-            u32 x[4][4], y[2][4];
+        for (u32 inner = 0; inner < S::DEPTH; inner += 16) {
+            u32 x[M][4], y[N][4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) load_a<A>(x[i], a, row + 16 * i, inner);
+            for (u32 i = 0; i < M; i++) A::load_first(x[i], a, row + 16 * i, inner);
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) load_b<B>(y[j], b, column + 16 * j, inner);
+            for (u32 j = 0; j < N; j++) B::load_second(y[j], b, column + 16 * j, inner);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
+            for (u32 i = 0; i < M; i++) {
 #pragma unroll
-                for (u32 j = 0; j < 4; j++) multiply_add(sums[i][j], x[i], y[j / 2] + j % 2 * 2);
+                for (u32 j = 0; j < 2 * N; j++) multiply_add(sums[i][j], x[i], y[j / 2] + j % 2 * 2);
             }
         }
     }
     wait_for_copies(0);
+    if constexpr (S::IS_WIDE && VECTOR && sizeof(Out) == 2) {
+        put_rows(tile, sums, row, column, alpha, accumulate);
+    } else {
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
+        for (u32 i = 0; i < M; i++) {
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 r = tile.first_row + row + 16 * i + lane / 4, c = tile.first_column + column + 8 * j + lane % 4 * 2;
-            const float(&x)[4] = sums[i][j];
-            put_pair<VECTOR>(tile, r, c, alpha * x[0], alpha * x[1], accumulate);
-            put_pair<VECTOR>(tile, r + 8, c, alpha * x[2], alpha * x[3], accumulate);
+            for (u32 j = 0; j < 2 * N; j++) {
+                u32 r = tile.first_row + row + 16 * i + lane / 4, c = tile.first_column + column + 8 * j + lane % 4 * 2;
+                const float(&x)[4] = sums[i][j];
+                put_pair<VECTOR>(tile, r, c, alpha * x[0], alpha * x[1], accumulate);
+                put_pair<VECTOR>(tile, r + 8, c, alpha * x[2], alpha * x[3], accumulate);
+            }
         }
     }
 }
@@ -271,7 +332,7 @@ template <bool INNER_COLUMNS> struct PartF32 {
     }
 };
 
-template <Product PRODUCT, bool VECTOR, class Out>
+template <Product PRODUCT, class S, bool VECTOR, class Out>
 void multiply_tile(const Tile<float, Out>& tile, float alpha, u32 accumulate) {
     __shared__ PartF32<a_has_inner_columns(PRODUCT)> a;
     __shared__ PartF32<b_has_inner_columns(PRODUCT)> b;
@@ -310,31 +371,31 @@ void multiply_tile(const Tile<float, Out>& tile, float alpha, u32 accumulate) {
 
 // ---- kernels ------------------------------------------------------------------------------------------------------
 
-template <Product PRODUCT, class T, class Out, bool VECTOR> void grouped_gemm(const GroupedGemm& op) {
+template <Product PRODUCT, class S, class T, class Out, bool VECTOR> void grouped_gemm(const GroupedGemm& op) {
     __shared__ u32 first_tile[EXPERTS + 1];
     if (PRODUCT != WEIGHT_GRADIENT) count_tiles(op, first_tile);
-    u32 count = tile_count<PRODUCT>(op, first_tile);
+    u32 count = tile_count<PRODUCT, S>(op, first_tile);
     for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
-        Tile<T, Out> tile = tile_of<PRODUCT, T, Out>(op, first_tile, number);
+        Tile<T, Out> tile = tile_of<PRODUCT, S, T, Out>(op, first_tile, number);
         // The gradient of an expert without rows is 0.
         if (op.accumulate && tile.inner == 0) continue;
-        multiply_tile<PRODUCT, VECTOR>(tile, op.alpha, op.accumulate);
+        multiply_tile<PRODUCT, S, VECTOR>(tile, op.alpha, op.accumulate);
     }
 }
 
-#define GROUPED(T, VECTOR, suffix)                                                                               \
-    KERNEL(__launch_bounds__(256, 2) grouped_forward_##suffix)(const GroupedGemm op) {                           \
-        begin_kernel();                                                                                          \
-        grouped_gemm<FORWARD, T, T, VECTOR>(op);                                                                 \
-    }                                                                                                            \
-    KERNEL(__launch_bounds__(256, 2) grouped_input_gradient_##suffix)(const GroupedGemm op) {                    \
-        begin_kernel();                                                                                          \
-        grouped_gemm<INPUT_GRADIENT, T, T, VECTOR>(op);                                                          \
-    }                                                                                                            \
-    KERNEL(__launch_bounds__(256, 2) grouped_weight_gradient_##suffix)(const GroupedGemm op) {                   \
-        begin_kernel();                                                                                          \
-        grouped_gemm<WEIGHT_GRADIENT, T, float, VECTOR>(op);                                                     \
+#define GROUPED(PRODUCT, S, T, Out, VECTOR, name)                            \
+    KERNEL(__launch_bounds__(256, 2) grouped_##name)(const GroupedGemm op) { \
+        begin_kernel();                                                      \
+        grouped_gemm<PRODUCT, S, T, Out, VECTOR>(op);                        \
     }
-GROUPED(bf16, true, bf16)
-GROUPED(bf16, false, bf16_scalar)
-GROUPED(float, false, f32)
+#define GROUPED_PRODUCTS(T, VECTOR, suffix)                                  \
+    GROUPED(FORWARD, Wide, T, T, VECTOR, forward_##suffix)                   \
+    GROUPED(INPUT_GRADIENT, Wide, T, T, VECTOR, input_gradient_##suffix)     \
+    GROUPED(WEIGHT_GRADIENT, Wide, T, float, VECTOR, weight_gradient_##suffix)
+GROUPED_PRODUCTS(bf16, true, bf16)
+GROUPED_PRODUCTS(bf16, false, bf16_scalar)
+GROUPED_PRODUCTS(float, false, f32)
+GROUPED(FORWARD, ThinColumns, bf16, bf16, true, forward_thin_columns)
+GROUPED(INPUT_GRADIENT, ThinColumns, bf16, bf16, true, input_gradient_thin_columns)
+GROUPED(WEIGHT_GRADIENT, ThinColumns, bf16, float, true, weight_gradient_thin_columns)
+GROUPED(WEIGHT_GRADIENT, ThinRows, bf16, float, true, weight_gradient_thin_rows)

@@ -389,11 +389,15 @@ fn products(m: Mixture, dtype: DType, to: &mut Trials) {
     use GroupedProduct::{Forward, InputGradient, WeightGradient};
     let (rows, n, k) = (m.rows() + 5, m.ffn, m.hidden);
     let scale = 1.0 / (k as f32).sqrt();
-    for (name, product, accumulate) in [
-        ("forward", Forward, false),
-        ("dgrad", InputGradient, false),
-        ("wgrad", WeightGradient, false),
-        ("wgrad accumulated", WeightGradient, true),
+    // The last ones of an adapter's rank.
+    for (name, product, accumulate, n) in [
+        ("forward", Forward, false, n),
+        ("dgrad", InputGradient, false, n),
+        ("wgrad", WeightGradient, false, n),
+        ("wgrad accumulated", WeightGradient, true, n),
+        ("forward to 16 columns", Forward, false, 16),
+        ("dgrad of 24 columns", InputGradient, true, 24),
+        ("wgrad of 16 columns", WeightGradient, true, 16),
     ] {
         to.add(&format!("grouped_gemm, {name}"), move |bench| {
             let offsets = bench.integers([m.experts + 1], &m.order()[0])?;
@@ -401,6 +405,7 @@ fn products(m: Mixture, dtype: DType, to: &mut Trials) {
             let matrices = [m.experts * n, k];
             let (b, out) = match product {
                 Forward => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, n], dtype)?),
+                InputGradient if accumulate => (bench.scaled(matrices, dtype, scale)?, bench.input([rows, k], dtype)?),
                 InputGradient => (bench.scaled(matrices, dtype, scale)?, bench.output_in_part([rows, k], dtype)?),
                 WeightGradient if accumulate => (bench.input([rows, k], dtype)?, bench.input(matrices, DType::F32)?),
                 WeightGradient => (bench.input([rows, k], dtype)?, bench.output(matrices, DType::F32)?),

@@ -23,8 +23,48 @@ kernel_struct! {
 /// Rows and columns of a tile; `TILE` in `kernels/grouped_gemm.cu`.
 const TILE: usize = 128;
 
-/// Bytes of shared memory for bf16: three stages of two parts, each at most 128 rows of 32 values and padding of 8.
-const SHARED: u32 = 3 * 2 * 128 * (32 + 8) * 2;
+/// The most rows or columns of a thin matrix, and of its tile; `THIN` in `kernels/grouped_gemm.cu`.
+const THIN: usize = 32;
+
+/// The tiles of a product.
+#[derive(Clone, Copy, PartialEq)]
+enum Tiles {
+    Wide,
+    /// The result has few columns.
+    ThinColumns,
+    /// The result has few rows.
+    ThinRows,
+}
+
+impl Tiles {
+    /// For a product in bf16 whose rows are whole vectors.
+    fn of(product: GroupedProduct, n: usize, k: usize) -> Tiles {
+        match product {
+            GroupedProduct::Forward if n <= THIN => Tiles::ThinColumns,
+            GroupedProduct::InputGradient | GroupedProduct::WeightGradient if k <= THIN => Tiles::ThinColumns,
+            GroupedProduct::WeightGradient if n <= THIN => Tiles::ThinRows,
+            _ => Tiles::Wide,
+        }
+    }
+
+    /// Rows and columns of a tile.
+    fn sizes(self) -> [usize; 2] {
+        match self {
+            Tiles::Wide => [TILE, TILE],
+            Tiles::ThinColumns => [TILE, THIN],
+            Tiles::ThinRows => [THIN, TILE],
+        }
+    }
+
+    /// Bytes of shared memory for bf16: stages of two parts with rows that are longer by 8 values. A wide tile has three, of
+    /// 128 rows of 32 values; a thin one four, at most of 128 rows of 64 values and 64 of 32.
+    fn shared(self) -> u32 {
+        match self {
+            Tiles::Wide => 3 * 2 * 128 * (32 + 8) * 2,
+            _ => 4 * (128 * (64 + 8) + 64 * (32 + 8)) * 2,
+        }
+    }
+}
 
 /// Blocks that a multiprocessor runs at a time.
 const BLOCKS: usize = 2;
@@ -64,20 +104,24 @@ fn plain(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
     let vector = [n, k, first.stride, second.stride]
         .into_iter()
         .all(|columns| LoadWidth::of(columns, tensors) == LoadWidth::Vector);
-    let kernel = match dtype {
-        DType::Bf16 if vector => format!("{name}_bf16"),
-        DType::Bf16 => format!("{name}_bf16_scalar"),
+    let is_vector = dtype == DType::Bf16 && vector;
+    let tiles = if is_vector { Tiles::of(op.product, n, k) } else { Tiles::Wide };
+    let kernel = match (dtype, tiles) {
+        (_, Tiles::ThinColumns) => format!("{name}_thin_columns"),
+        (_, Tiles::ThinRows) => format!("{name}_thin_rows"),
+        (DType::Bf16, _) if is_vector => format!("{name}_bf16"),
+        (DType::Bf16, _) => format!("{name}_bf16_scalar"),
         _ => format!("{name}_f32"),
     };
-    let [n_tiles, k_tiles] = [n, k].map(|size| size.div_ceil(TILE));
+    let [tile_rows, tile_columns] = tiles.sizes();
     // At most as many tiles of rows, whatever the numbers of rows of experts are.
     let row_tiles = rows / TILE + op.experts().min(rows);
     let at_once = queue.multiprocessors() * BLOCKS;
     let blocks = match op.product {
-        GroupedProduct::Forward => (row_tiles * n_tiles).min(at_once),
-        GroupedProduct::InputGradient => (row_tiles * k_tiles).min(at_once),
+        GroupedProduct::Forward => (row_tiles * n.div_ceil(tile_columns)).min(at_once),
+        GroupedProduct::InputGradient => (row_tiles * k.div_ceil(tile_columns)).min(at_once),
         // Tiles take different times: the GPU gives them to multiprocessors as these become free.
-        GroupedProduct::WeightGradient => op.experts() * n_tiles * k_tiles,
+        GroupedProduct::WeightGradient => op.experts() * n.div_ceil(tile_rows) * k.div_ceil(tile_columns),
     };
     let block = GroupedGemmArgs {
         offsets: op.offsets.address,
@@ -95,6 +139,6 @@ fn plain(op: &GroupedGemm, queue: &Queue<'_>) -> Result<()> {
         accumulate: op.accumulate.into(),
         reserved: 0,
     };
-    let shared = if dtype == DType::Bf16 { SHARED } else { 0 };
+    let shared = if dtype == DType::Bf16 { tiles.shared() } else { 0 };
     queue.launch_block(&kernel, Grid { shared, ..Grid::line(blocks, 256) }, &block)
 }
