@@ -19,6 +19,6 @@ mod when;
 pub(crate) use kernel_operation::KernelOperation;
 pub(crate) use operation::CudaOperation;
 #[cfg(feature = "trainer-ops")]
-pub(super) use trainer::gemm_epilogue;
-#[cfg(feature = "trainer-ops")]
 pub(crate) use trainer::norm_parts;
+#[cfg(feature = "trainer-ops")]
+pub(super) use trainer::products::gemm_epilogue;

@@ -2,7 +2,7 @@
 
 use crate::Float;
 use crate::host::elementwise::with_float;
-use crate::host::trainer::gates::{GateFunction, with_gate};
+use crate::host::trainer::products::{GateFunction, with_gate};
 use crate::host::{HostKernel, Pool, view};
 use crate::ops::{ExpertGlu, ExpertGluBackward};
 

@@ -1,9 +1,8 @@
 //! Matrix products of each expert's rows.
 
 use crate::host::elementwise::with_float;
-use crate::host::trainer::gemm;
+use crate::host::trainer::products::{Matrix, gemm, multiply};
 use crate::host::trainer::scratch::{factors_in_f32, in_f32};
-use crate::host::trainer::small_gemm::{Matrix, multiply};
 use crate::host::view::{self, to_f32};
 use crate::host::{HostKernel, Pool};
 use crate::ops::{GroupedGemm, GroupedProduct, MatrixPlace, Operation};

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{LoadWidth, over_rows};
-use crate::cuda::ops::trainer::activation::{glu_backward_name, glu_name};
+use crate::cuda::ops::trainer::products::{glu_backward_name, glu_name};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ExpertGlu, ExpertGluBackward};
 

@@ -1,0 +1,97 @@
+//! Activation functions.
+
+use crate::Result;
+use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::ops::shape::{LoadWidth, over_packs, over_rows};
+use crate::cuda::{KernelOperation, Queue};
+use crate::ops::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
+
+impl KernelOperation for Activation {
+    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let name = match self.kind {
+            ActivationKind::Gelu => "gelu",
+            ActivationKind::Relu => "relu",
+        };
+        let (count, dtype) = (self.output.elements(), self.output.dtype);
+        let load = LoadWidth::of(count, [self.input, self.output]);
+        let grid = over_packs(count / load.values(dtype), queue);
+        queue.launch(&load.kernel(name, dtype), grid, &[self.input.into(), self.output.into(), Arg::U64(count as u64)])
+    }
+}
+
+impl KernelOperation for ActivationBackward {
+    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let name = match self.kind {
+            ActivationKind::Gelu => "gelu_backward",
+            ActivationKind::Relu => "relu_backward",
+        };
+        let (count, dtype) = (self.grad_input.elements(), self.grad_input.dtype);
+        let load = LoadWidth::of(count, [self.input, self.grad_output, self.grad_input]);
+        let grid = over_packs(count / load.values(dtype), queue);
+        queue.launch(
+            &load.kernel(name, dtype),
+            grid,
+            &[self.input.into(), self.grad_output.into(), self.grad_input.into(), Arg::U64(count as u64)],
+        )
+    }
+}
+
+/// The name of a gated linear unit in the names of kernels.
+pub(crate) fn glu_name(gate: Gate) -> &'static str {
+    match gate {
+        Gate::Silu => "swiglu",
+        Gate::Gelu => "geglu",
+        Gate::ClampedSilu => "clamped_swiglu",
+    }
+}
+
+/// The name of its gradient in the names of kernels.
+pub(crate) fn glu_backward_name(gate: Gate) -> &'static str {
+    match gate {
+        Gate::Silu => "swiglu_backward",
+        Gate::Gelu => "geglu_backward",
+        Gate::ClampedSilu => "clamped_swiglu_backward",
+    }
+}
+
+impl KernelOperation for Glu {
+    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
+        let load = LoadWidth::of(width, [self.input, self.output]);
+        let grid = over_rows(rows, width / load.values(dtype), queue);
+        queue.launch(
+            &load.kernel(glu_name(self.gate), dtype),
+            grid,
+            &[self.input.into(), self.output.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
+        )
+    }
+}
+
+impl KernelOperation for GluBackward {
+    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, width, dtype) =
+            (self.grad_output.shape.rows(), self.grad_output.shape.last(), self.grad_output.dtype);
+        let load = LoadWidth::of(width, [self.input, self.grad_output, self.grad_input].into_iter().chain(self.output));
+        let grid = over_rows(rows, width / load.values(dtype), queue);
+        queue.launch(
+            &load.kernel(glu_backward_name(self.gate), dtype),
+            grid,
+            &[
+                self.input.into(),
+                self.grad_output.into(),
+                self.grad_input.into(),
+                self.output.into(),
+                Arg::U32(rows as u32),
+                Arg::U32(width as u32),
+            ],
+        )
+    }
+}

@@ -1,0 +1,5 @@
+//! Norms of rows and of heads.
+
+mod head_norm;
+mod joint_norm;
+mod norm;
