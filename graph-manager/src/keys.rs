@@ -26,5 +26,5 @@ pub(crate) struct GraphKey<R> {
     pub(crate) region: RegionKey<R>,
     /// A digest of the region's operations and of the places of their buffers. A region may do other work in some
     /// microbatches, such as overwrite in the first. Then it has several graphs.
-    pub(crate) does: u64,
+    pub(crate) digest: u64,
 }

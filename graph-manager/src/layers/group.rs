@@ -17,7 +17,7 @@ use crate::memory::Pool;
 use crate::options::{CheckReplays, ManagerOptions};
 use crate::order::{Call, CallOrder, Phase};
 use crate::passes::Sums;
-use crate::program::{Part, Program, refuse_change};
+use crate::program::{Extent, Program, refuse_change};
 use crate::report::{GraphDot, Report};
 use crate::side_stream::SideStream;
 use crate::steps::Run;
@@ -210,7 +210,7 @@ impl CallGroup {
             return Err(Error::changed(call, problem, "pass tensors of the shapes that the samples had"));
         }
         let replaced = |_, number: usize, _| given[number].tensor;
-        let run = Run { part: Part::Visit(*region as u32), input: &replaced, ..Run::all(true) };
+        let run = Run { extent: Extent::Visit(*region as u32), input: &replaced, ..Run::all(true) };
         manager.run(key, order.microbatches, &run, None)?;
         let Some(output) = output.downcast_ref::<O>() else { unreachable!("a call returns what it was recorded with") };
         let binding = manager.binding(key, order.microbatches);

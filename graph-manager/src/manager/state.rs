@@ -14,7 +14,7 @@ use crate::keys::GraphKey;
 use crate::memory::{AreaKind, Binding, BoundBuffer, PlacedBuffer, Plan, Pool, check_flights, in_flight, slots};
 use crate::options::Mempool;
 use crate::policy::Policy;
-use crate::program::{Part, Program, Schedule};
+use crate::program::{Extent, Program, Schedule};
 
 /// The recordings, plan and graphs of one kind of step.
 pub(crate) struct State<P: Policy> {
@@ -27,8 +27,8 @@ pub(crate) struct State<P: Policy> {
     pub(crate) plan: Plan<P::Region>,
     /// The addresses for the lists that have run, by number of microbatches.
     pub(crate) bindings: BTreeMap<usize, Rc<Binding>>,
-    /// The actions of the host that run a list or a part of it, by number of microbatches, and with graphs or without.
-    pub(crate) schedules: HashMap<(usize, bool, Part), Rc<Schedule>>,
+    /// The actions of the host that run a list or an extent of it, by number of microbatches, and with graphs or without.
+    pub(crate) schedules: HashMap<(usize, bool, Extent), Rc<Schedule>>,
     /// By key: the graph's index in `graphs`.
     pub(crate) graph_numbers: HashMap<GraphKey<P::Region>, u32>,
     /// In the order in which schedules first needed them; `None` if one is not captured yet.
@@ -122,7 +122,7 @@ impl<P: Policy> State<P> {
         let digest = program.digests(|index, hasher| (places[index].area, places[index].offset).hash(hasher));
         let key = |visit: usize| GraphKey {
             region: self.plan.key(&program.visits[visit], program.microbatches),
-            does: digest(visit),
+            digest: digest(visit),
         };
         captured.into_iter().map(key).collect()
     }

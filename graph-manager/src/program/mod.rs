@@ -10,8 +10,7 @@
 mod body;
 mod body_buffers;
 mod data;
-mod digest;
-mod does;
+mod digests;
 mod expand;
 mod frozen;
 mod in_use;
@@ -33,5 +32,5 @@ pub(crate) use lifetime::Lifetime;
 pub use list::ListedEntry;
 pub(crate) use recorder::Recorder;
 pub(crate) use results::Write;
-pub(crate) use schedule::{Action, Part, Schedule};
+pub(crate) use schedule::{Action, Extent, Schedule};
 pub(crate) use writers::Writers;

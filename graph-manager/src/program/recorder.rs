@@ -11,7 +11,7 @@ use device::{Accesses, BufferId, Device, Home, Op, StreamId, Tensor, TraceEvent}
 use super::body::{Body, Entry, HostCall, Item, Own, Use, Work};
 use super::body_buffers::BodyBuffers;
 use super::data::{Held, Join, NONE, OUTSIDE, Program, Taken, Visit};
-use super::digest::Digest;
+use super::digests::Digest;
 use super::order::base;
 use super::refused::Refused;
 use super::streams::{Reached, Streams};

@@ -1,7 +1,7 @@
-//! From a list to the actions of the host, in turn, that run it or a part of it.
+//! From a list to the actions of the host, in turn, that run all of the list or an extent.
 //!
-//! A **unit** is an entry that is submitted, or a visit that is launched as a graph. A unit waits for another if its
-//! entries wait for the other's. The part begins after all earlier work on its own stream. It ends when all its queues
+//! A **node** is an entry that is submitted, or a visit that is launched as a graph. A node waits for another if its
+//! entries wait for the other's. An extent of the list begins after all earlier work on its own stream. It ends when all its queues
 //! have ended.
 
 use std::collections::HashMap;
@@ -29,9 +29,9 @@ pub(crate) enum Action {
     Record { queue: u16, event: u32 },
 }
 
-/// A part of a list.
+/// The extent of a list that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Part {
+pub(crate) enum Extent {
     All,
     /// A visit. It may be a graph.
     Visit(u32),
@@ -47,7 +47,7 @@ pub(crate) struct Schedule {
 }
 
 #[derive(Clone, Copy)]
-enum Unit {
+enum Node {
     /// All earlier submissions.
     Start,
     Entry {
@@ -65,18 +65,18 @@ enum Unit {
 struct Builder<'p, R> {
     program: &'p Program<R>,
     numbers: HashMap<StreamId, usize>,
-    /// The positions of the part.
+    /// The positions of the extent.
     positions: Range<u32>,
-    /// By position, counted from the first of the part: its unit.
-    unit_of: Vec<u32>,
-    units: Vec<Unit>,
-    /// Waits between units, with the numbers of units as positions. The queue of a graph is that of its visit.
+    /// By position, counted from the first of the extent: its node.
+    node_of: Vec<u32>,
+    nodes: Vec<Node>,
+    /// Waits between nodes, with the numbers of nodes as positions. The queue of a graph is that of its visit.
     order: Order,
-    /// By queue: the unit of its last entry.
+    /// By queue: the node of its last entry.
     last: Vec<Option<u32>>,
-    /// By queue: whether it has been given a unit.
+    /// By queue: whether it has been given a node.
     begun: Vec<bool>,
-    /// Visits that ended, each with the number of units before its end.
+    /// Visits that ended, each with the number of nodes before its end.
     ends: Vec<(u32, u32)>,
     required: Vec<u32>,
 }
@@ -89,19 +89,19 @@ struct At {
 }
 
 impl Schedule {
-    /// The schedule of a part of a program. `graph` gives the number of a visit's graph, if the visit is launched as
+    /// The schedule of an extent of a program. `graph` gives the number of a visit's graph, if the visit is launched as
     /// one. With `poisons`, work is also submitted at the end of visits. A wait for a queue of regions then waits for
     /// all earlier work on the queue, so it includes this work.
     pub(crate) fn of<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
         program: &Program<R>,
-        part: Part,
+        extent: Extent,
         poisons: bool,
         graph: &mut dyn FnMut(usize) -> Option<u32>,
     ) -> Schedule {
-        let (base, positions) = match part {
-            Part::All => (program.queues[0], 0..program.length),
-            Part::Visit(visit) => (program.visits[visit as usize].stream, program.visits[visit as usize].positions()),
-            Part::Inside(visit) => (program.visits[visit as usize].stream, program.in_graph(visit as usize)),
+        let (base, positions) = match extent {
+            Extent::All => (program.queues[0], 0..program.length),
+            Extent::Visit(visit) => (program.visits[visit as usize].stream, program.visits[visit as usize].positions()),
+            Extent::Inside(visit) => (program.visits[visit as usize].stream, program.in_graph(visit as usize)),
         };
         let (width, length) = (program.queues.len(), positions.len());
         let numbers: HashMap<StreamId, usize> = program.queues.iter().copied().zip(0..).collect();
@@ -109,8 +109,8 @@ impl Schedule {
         let mut builder = Builder {
             program,
             numbers,
-            unit_of: vec![NONE; length],
-            units: Vec::new(),
+            node_of: vec![NONE; length],
+            nodes: Vec::new(),
             order: Order::empty(width, length + 2),
             last: vec![None; width],
             begun: vec![false; width],
@@ -118,19 +118,19 @@ impl Schedule {
             required: Vec::new(),
             positions: positions.clone(),
         };
-        builder.add(Unit::Start, base, 0..0, &[]);
-        match part {
-            Part::All => {
+        builder.add(Node::Start, base, 0..0, &[]);
+        match extent {
+            Extent::All => {
                 let mut at = At { next_visit: 0, position: 0 };
                 builder.items(NONE, program.outermost, 0, &mut at, graph);
             }
-            Part::Visit(visit) => builder.visit(&mut At { next_visit: visit, position: positions.start }, graph),
-            Part::Inside(visit) => {
+            Extent::Visit(visit) => builder.visit(&mut At { next_visit: visit, position: positions.start }, graph),
+            Extent::Inside(visit) => {
                 let (held, mut at) =
                     (program.visits[visit as usize].held, At { next_visit: visit + 1, position: positions.start });
                 let inputs = program.bodies[held.body as usize].inputs;
                 builder.items(visit, held, inputs, &mut at, graph);
-                builder.ends.push((builder.units.len() as u32, visit));
+                builder.ends.push((builder.nodes.len() as u32, visit));
             }
         }
         builder.finish(base, poisons)
@@ -138,7 +138,7 @@ impl Schedule {
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
-    /// Adds units for the items of a visit, from the item number `first` on.
+    /// Adds nodes for the items of a visit, from the item number `first` on.
     fn items(&mut self, visit: u32, held: Held, first: u32, at: &mut At, graph: &mut dyn FnMut(usize) -> Option<u32>) {
         let body = &self.program.bodies[held.body as usize];
         for (number, item) in body.items.iter().enumerate().skip(first as usize) {
@@ -146,16 +146,16 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
                 Item::Join { .. } => at.position += 1,
                 Item::Inner => self.visit(at, graph),
                 Item::Entry(entry) => {
-                    let unit = Unit::Entry { visit, item: number as u32 };
+                    let node = Node::Entry { visit, item: number as u32 };
                     let queue = self.numbers[&entry.queue];
-                    self.add(unit, queue, at.position..at.position + 1, &[queue]);
+                    self.add(node, queue, at.position..at.position + 1, &[queue]);
                     at.position += 1;
                 }
             }
         }
     }
 
-    /// Adds units for the visit that begins at `at`: one if it is launched as a graph.
+    /// Adds nodes for the visit that begins at `at`: one if it is launched as a graph.
     fn visit(&mut self, at: &mut At, graph: &mut dyn FnMut(usize) -> Option<u32>) {
         let (number, program) = (at.next_visit, self.program);
         let visit = &program.visits[number as usize];
@@ -166,15 +166,15 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
                 let in_graph = program.in_graph(number as usize);
                 for item in 0..program.bodies[visit.held.body as usize].inputs {
                     let queue = self.numbers[&visit.stream];
-                    self.add(Unit::Entry { visit: number, item }, queue, at.position..at.position + 1, &[queue]);
+                    self.add(Node::Entry { visit: number, item }, queue, at.position..at.position + 1, &[queue]);
                     at.position += 1;
                 }
                 let queues = self.queues_of(number as usize);
-                self.add(Unit::Graph { visit: number, graph }, self.numbers[&visit.stream], in_graph, &queues);
+                self.add(Node::Graph { visit: number, graph }, self.numbers[&visit.stream], in_graph, &queues);
                 (at.position, at.next_visit) = (visit.end, visit.next);
             }
         }
-        self.ends.push((self.units.len() as u32, number));
+        self.ends.push((self.nodes.len() as u32, number));
     }
 
     /// The queues that a visit uses.
@@ -190,15 +190,15 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
         (0..used.len()).filter(|queue| used[*queue]).collect()
     }
 
-    /// Adds a unit on `stream` with the entries at these positions, on these queues.
-    fn add(&mut self, unit: Unit, stream: usize, positions: Range<u32>, queues: &[usize]) {
-        let number = self.units.len() as u32;
+    /// Adds a node on `stream` with the entries at these positions, on these queues.
+    fn add(&mut self, node: Node, stream: usize, positions: Range<u32>, queues: &[usize]) {
+        let number = self.nodes.len() as u32;
         let Builder { program, required, order, .. } = self;
         let first = program.waits.partition_point(|wait| wait.position < positions.start);
         let waits = program.waits[first..].iter().take_while(|wait| wait.position < positions.end);
-        // Entries before the part are done when it begins.
+        // Entries before the extent are done when it begins.
         let on = waits.filter_map(|wait| wait.on.checked_sub(self.positions.start));
-        required.extend(on.map(|on| self.unit_of[on as usize]).filter(|on| *on != NONE && *on != number));
+        required.extend(on.map(|on| self.node_of[on as usize]).filter(|on| *on != NONE && *on != number));
         // Entries of a queue run in turn, also those of graphs on other streams.
         let before = queues.iter().filter_map(|queue| self.last[*queue]);
         required.extend(before.filter(|before| order.queue_of(*before) != stream));
@@ -209,20 +209,20 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
         self.begun[stream] = true;
         queues.iter().for_each(|queue| self.last[*queue] = Some(number));
         for position in positions {
-            self.unit_of[(position - self.positions.start) as usize] = number;
+            self.node_of[(position - self.positions.start) as usize] = number;
         }
-        self.units.push(unit);
+        self.nodes.push(node);
     }
 
     /// The actions, up to the end of all queues on the queue `base`.
     fn finish(mut self, base: usize, poisons: bool) -> Schedule {
-        let number = self.units.len() as u32;
+        let number = self.nodes.len() as u32;
         let ends = (0..self.begun.len()).filter(|queue| *queue != base);
         let mut required: Vec<u32> = ends.filter_map(|queue| self.order.last_before(queue, number)).collect();
         self.order.submit(number, base, &mut required);
-        self.units.push(Unit::End);
-        // By unit: the last one that waits for it.
-        let mut last_wait = vec![NONE; self.units.len()];
+        self.nodes.push(Node::End);
+        // By node: the last one that waits for it.
+        let mut last_wait = vec![NONE; self.nodes.len()];
         self.order.waits.iter().for_each(|wait| last_wait[wait.on as usize] = wait.position);
         let (mut actions, mut events) = (Vec::new(), Events::default());
         let mut poisoned = vec![false; self.begun.len()];
@@ -231,7 +231,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
         }
         let (mut waits, mut ends) = (self.order.waits.iter().peekable(), self.ends.iter().peekable());
         let mut event_of: HashMap<u32, u32> = HashMap::new();
-        for (number, unit) in (0..).zip(&self.units) {
+        for (number, node) in (0..).zip(&self.nodes) {
             let queue = self.order.queue_of(number) as u16;
             while let Some(wait) = waits.next_if(|wait| wait.position == number) {
                 let of = self.order.queue_of(wait.on);
@@ -248,12 +248,12 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
                     events.give_back(event);
                 }
             }
-            match *unit {
-                Unit::Start | Unit::End => {}
-                Unit::Entry { visit, item } => actions.push(Action::Submit { visit, item }),
-                Unit::Graph { visit, graph } => actions.push(Action::Launch { visit, graph }),
+            match *node {
+                Node::Start | Node::End => {}
+                Node::Entry { visit, item } => actions.push(Action::Submit { visit, item }),
+                Node::Graph { visit, graph } => actions.push(Action::Launch { visit, graph }),
             }
-            while let Some(&(_, visit)) = ends.next_if(|(units, _)| *units == number + 1) {
+            while let Some(&(_, visit)) = ends.next_if(|(nodes, _)| *nodes == number + 1) {
                 actions.push(Action::End { visit });
             }
             if last_wait[number as usize] != NONE && !poisoned[usize::from(queue)] {

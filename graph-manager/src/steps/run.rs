@@ -1,4 +1,4 @@
-//! A list, or a part of it, is run: entries are submitted, and graphs captured at first use and launched.
+//! A list, or an extent of it, is run: entries are submitted, and graphs captured at first use and launched.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -16,13 +16,13 @@ use crate::keys::{GraphKey, StepKey};
 use crate::manager::{Captured, CudaGraphManager, Protected};
 use crate::memory::{Binding, GraphHooks};
 use crate::policy::Policy;
-use crate::program::{Action, Part, Program, Schedule, Work, Writers};
+use crate::program::{Action, Extent, Program, Schedule, Work, Writers};
 
 /// How a list is run.
 pub(crate) struct Run<'w> {
     /// Captured regions are launched as graphs; else everything is submitted.
     pub(crate) graphs: bool,
-    pub(crate) part: Part,
+    pub(crate) extent: Extent,
     /// Memory apart from the plan, if any.
     pub(crate) apart: Option<Rc<Binding>>,
     /// The visits that are left out, in a rehearsal. Transfers from one rank to another are left out too.
@@ -34,7 +34,7 @@ pub(crate) struct Run<'w> {
 impl Run<'_> {
     /// All of the list, as it was recorded.
     pub(crate) fn all(graphs: bool) -> Run<'static> {
-        Run { graphs, part: Part::All, apart: None, left_out: None, input: &|_, _, recorded| recorded }
+        Run { graphs, extent: Extent::All, apart: None, left_out: None, input: &|_, _, recorded| recorded }
     }
 }
 
@@ -78,10 +78,10 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// The actions of the host that run a list or a part of it. They are made at the first run, and graphs that are new
+    /// The actions of the host that run a list or an extent of it. They are made at the first run, and graphs that are new
     /// in it get their numbers.
     fn schedule(&mut self, key: StepKey<P::Mode>, microbatches: usize, run: &Run<'_>) -> Rc<Schedule> {
-        let of = (microbatches, run.graphs, run.part);
+        let of = (microbatches, run.graphs, run.extent);
         if let Some(schedule) = self.states[&key].schedules.get(&of) {
             return schedule.clone();
         }
@@ -91,7 +91,7 @@ impl<P: Policy> CudaGraphManager<P> {
         let captured: Vec<usize> = (0..program.visits.len()).filter(is_graph).collect();
         let keys = self.states[&key].graph_keys(&program, captured.iter().copied());
         let graph_of: HashMap<usize, GraphKey<P::Region>> = captured.into_iter().zip(keys).collect();
-        let schedule = Rc::new(Schedule::of(&program, run.part, self.options.poison, &mut |visit| {
+        let schedule = Rc::new(Schedule::of(&program, run.extent, self.options.poison, &mut |visit| {
             let (graph, next) = (graph_of.get(&visit)?, numbers.len() as u32);
             Some(*numbers.entry(*graph).or_insert(next))
         }));
@@ -243,7 +243,7 @@ impl<P: Policy> UnderWay<'_, P> {
         let program = self.program.clone();
         let name = &program.visits[visit].name;
         let within = |error: Error| error.within(name);
-        let schedule = Schedule::of(&program, Part::Inside(visit as u32), self.manager.options.poison, &mut |_| None);
+        let schedule = Schedule::of(&program, Extent::Inside(visit as u32), self.manager.options.poison, &mut |_| None);
         self.device.set_scope(name);
         let pool = self.manager.pool.clone();
         // Ranges nest, and the regions inside have their own.
