@@ -14,30 +14,24 @@
 #[cfg(not(any(feature = "cuda", feature = "host")))]
 compile_error!("a device is on a GPU or on the host. Fix: enable the feature `cuda`, `host` or both");
 
-mod array;
-mod backend;
-mod buffer_name;
 mod calling;
 mod capture;
 mod capture_mode;
-mod checker;
 mod communicator;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 pub mod cuda;
 mod device;
 mod digest;
+mod dispatch;
 mod dtype;
 mod error;
 mod float8;
-mod gpu;
+mod gpu_types;
 mod graph;
 mod hash;
 #[cfg_attr(not(feature = "host"), path = "no_host.rs")]
 pub mod host;
-mod host_block;
-mod host_copy;
 mod host_memory;
-mod lent;
 mod nvtx_range;
 pub mod ops;
 pub mod philox;
@@ -55,14 +49,11 @@ pub mod trials;
 #[cfg(not(all(feature = "cuda", feature = "host")))]
 mod uncallable;
 
-pub use array::{Growth, HostArray, HostValues, Staging};
-pub use backend::Readback;
-pub use buffer_name::BufferName;
-pub(crate) use buffer_name::BufferNames;
+pub use capture::Checked;
 pub use capture_mode::CaptureMode;
-pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request, SharedArea};
 pub use device::{ALIGNMENT, Area, Device, Home, HostOptions, Listener, Snapshot, Submission, TraceEvent};
+pub use dispatch::Readback;
 pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
@@ -70,15 +61,17 @@ pub use graph::{Graph, Node};
 pub use half::bf16;
 pub use hash::fnv1a;
 pub use host::HostTensors;
-pub use host_copy::{COPY_BLOCK, CopiedBytes, HostCopy, copy_blocks};
-pub use host_memory::available_memory;
+pub use host_memory::{
+    COPY_BLOCK, CopiedBytes, Growth, HostArray, HostCopy, HostValues, Staging, available_memory, copy_blocks,
+};
 pub use nvtx_range::{NvtxRange, is_under_profiler};
 pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
 pub use stream::{Event, Stream};
 pub use stream_id::StreamId;
 pub use sync_debug::SyncDebug;
-pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
+pub(crate) use tensor::BufferNames;
+pub use tensor::{BufferId, BufferName, MAX_RANK, Shape, Tensor};
 pub use timeline::{Span, Timeline, WORK_CATEGORIES};
 
 /// The README's example, compiled and run as a test.

@@ -9,15 +9,14 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::array::ArrayColumns;
-use crate::host_block::HostBlock;
+use crate::host_memory::{ArrayColumns, HostBlock};
 use crate::priority::Priority;
 use crate::submitted::Submitted;
 use crate::timeline::Span;
 use crate::uncallable::uncallable;
 use crate::{CaptureMode, Element, Error, HostArray, Op, Progress, Result, Tensor};
 
-pub use crate::gpu::*;
+pub use crate::gpu_types::*;
 
 /// The number of GPUs that this process can use: none.
 pub fn gpu_count() -> usize {

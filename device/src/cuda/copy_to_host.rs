@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::driver::{RawEvent, RawStream};
-use crate::gpu::Counters;
-use crate::host_block::HostBlock;
+use crate::gpu_types::Counters;
+use crate::host_memory::HostBlock;
 use crate::{Element, Result};
 
 /// Pinned memory that a copy goes to, and the event after the copy. It serves one copy after the other.

@@ -1,4 +1,4 @@
-//! Memory shared by the GPUs of one node, for the kernels of `kernels/peers.cu` and `kernels/peer_rows.cu`.
+//! Memory shared by the GPUs of one node, for the kernels of `kernels/transfers`.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,13 +22,13 @@ pub(super) const SUM_F32: &str = "peer_sum_f32";
 pub(super) const GATHER: &str = "peer_gather";
 /// Bytes for all readers in a slot of a block.
 const SLOT_BYTES: u64 = 128 << 10;
-/// Most blocks of a kernel. As in `kernels/peers.cuh`.
+/// Most blocks of a kernel. As in `kernels/headers/peers.cuh`.
 pub(super) const MAX_BLOCKS: usize = 64;
-/// Most ranks that share windows: the GPUs of a node. As in `kernels/peers.cuh`.
+/// Most ranks that share windows: the GPUs of a node. As in `kernels/headers/peers.cuh`.
 pub(super) const MAX_RANKS: usize = 8;
-/// Slots of a block. As in `kernels/peers.cuh`.
+/// Slots of a block. As in `kernels/headers/peers.cuh`.
 const SLOTS: u64 = 4;
-/// Bytes of the flags of a lane. As in `kernels/peers.cuh`.
+/// Bytes of the flags of a lane. As in `kernels/headers/peers.cuh`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream, and a
 /// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its
@@ -36,7 +36,7 @@ const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 const LANES: usize = 3;
 /// Most areas of a rank that the group's other ranks reach at the same time.
 const MAX_AREAS: usize = 256;
-/// Bits of an offset in a place in areas. As in `kernels/peer_rows.cu`.
+/// Bits of an offset in a place in areas. As in `kernels/transfers/peer_rows.cu`.
 const OFFSET_BITS: u32 = 48;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
@@ -117,7 +117,7 @@ fn room(ranks: usize) -> u64 {
     SLOT_BYTES / ranks.next_power_of_two() as u64
 }
 
-/// `Peers` of `kernels/peers.cuh`.
+/// `Peers` of `kernels/headers/peers.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(super) struct PeersArgs {
@@ -283,12 +283,12 @@ mod tests {
 
     #[test]
     fn the_sizes_are_those_of_the_source() {
-        let source = include_str!("../../kernels/peers.cuh");
+        let source = include_str!("../../kernels/headers/peers.cuh");
         for (name, value) in [("SLOTS", SLOTS), ("MAX_BLOCKS", MAX_BLOCKS as u64), ("MAX_RANKS", MAX_RANKS as u64)] {
             assert!(source.contains(&format!("static const u32 {name} = {value};")), "{name} is not {value} there");
         }
         assert!(source.contains("FLAG_WORDS = 4;"), "16 bytes between two flags");
-        let rows = include_str!("../../kernels/peer_rows.cu");
+        let rows = include_str!("../../kernels/transfers/peer_rows.cu");
         assert!(rows.contains(&format!("OFFSET_BITS = {OFFSET_BITS};")), "an offset has {OFFSET_BITS} bits");
     }
 
@@ -298,8 +298,8 @@ mod tests {
             let rest = source.split(word).skip(1).filter_map(|rest| rest.split_once(')'));
             rest.map(|(names, _)| names.rsplit(", ").next().unwrap()).filter(|name| name.starts_with("peer_"))
         };
-        let sums = names_after(include_str!("../../kernels/peers.cu"), "KERNEL(");
-        let rows = names_after(include_str!("../../kernels/peer_rows.cu"), "PEER_ROWS(");
+        let sums = names_after(include_str!("../../kernels/transfers/peers.cu"), "KERNEL(");
+        let rows = names_after(include_str!("../../kernels/transfers/peer_rows.cu"), "PEER_ROWS(");
         assert_eq!(sums.chain(rows).collect::<Vec<_>>(), KERNELS);
     }
 }

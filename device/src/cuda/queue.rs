@@ -4,7 +4,7 @@ use super::Kernels;
 use super::driver::RawStream;
 use super::kernels::{Arg, Grid};
 use crate::Result;
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 
 /// The place of an operation's launch: a stream, and scratch memory that belongs to that stream alone.
 pub(crate) struct Queue<'a> {

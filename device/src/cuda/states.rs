@@ -3,7 +3,7 @@
 use super::CudaDevice;
 use super::driver::{self, DeviceMemory, RawStream};
 use super::kernels::{Arg, Grid, KernelFile, kernel_file};
-use crate::host_block::HostBlock;
+use crate::host_memory::HostBlock;
 use crate::priority::Priority;
 use crate::{Result, Tensor};
 

@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use super::copy_to_host::{CopyToHost, PendingCopy};
 use super::driver::{DeviceMemory, RawEvent, RawStream};
-use super::kept_whens::KeptWhens;
-use super::{CudaDevice, Queue, RawGraph, StreamHandle, when};
-use crate::array::ArrayColumns;
-use crate::host_block::HostBlock;
+use super::graph::{KeptWhens, when};
+use super::{CudaDevice, Queue, RawGraph, StreamHandle};
+use crate::host_memory::{ArrayColumns, HostBlock};
 use crate::ops::When;
 use crate::priority::Priority;
 use crate::{CaptureMode, Element, Error, HostArray, Op, Result, Tensor};

@@ -6,8 +6,8 @@ use std::any::Any;
 
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, Home};
 use super::{Area, Core, Device};
-use crate::backend::DeviceBackend;
 use crate::cuda::gpu_of;
+use crate::dispatch::DeviceBackend;
 use crate::tensor::VIRTUAL;
 use crate::{Error, Result};
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, Home};
 use super::{Core, Device};
-use crate::backend::DeviceBackend;
 use crate::cuda::PageLocked;
+use crate::dispatch::DeviceBackend;
 use crate::host_memory::{HostMemory, available_memory};
 use crate::sync_debug::CostlyCall;
 use crate::tensor::VIRTUAL;

@@ -1,8 +1,8 @@
 //! What a device chooses for operations of a trainer.
 
 use super::Device;
-use crate::backend::DeviceBackend;
 use crate::cuda::norm_parts;
+use crate::dispatch::DeviceBackend;
 use crate::ops::RowSums;
 use crate::{Result, Tensor};
 

@@ -1,9 +1,9 @@
 //! Copies between host and device that block: for set-up, not for steps.
 
 use super::{Core, Device};
-use crate::backend::DeviceBackend;
+use crate::dispatch::DeviceBackend;
 use crate::host::view;
-use crate::host_block::HostBlock;
+use crate::host_memory::HostBlock;
 use crate::sync_debug::CostlyCall;
 use crate::{Element, Error, Result, Staging, Tensor};
 

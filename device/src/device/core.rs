@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::memory::AreaInfo;
 use super::{Listener, TraceEvent};
-use crate::backend::{DeviceBackend, Recorder, StreamBackend};
-use crate::capture::Capture;
-use crate::checker::Checker;
+use crate::capture::{Capture, Checker};
+use crate::dispatch::{DeviceBackend, Recorder, StreamBackend};
 use crate::priority::Priority;
 use crate::sync_debug::SyncWatch;
 use crate::tensor::VIRTUAL;

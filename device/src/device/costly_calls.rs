@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::{Core, Device};
 use crate::Result;
-use crate::gpu::Counters;
+use crate::gpu_types::Counters;
 use crate::sync_debug::{CostlyCall, SyncDebug, SyncWatch};
 
 impl Device {

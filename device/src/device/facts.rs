@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use super::Device;
-use crate::backend::DeviceBackend;
-use crate::checker::Checked;
-use crate::gpu::{Counters, GpuProperties};
+use crate::capture::Checked;
+use crate::dispatch::DeviceBackend;
+use crate::gpu_types::{Counters, GpuProperties};
 use crate::host_memory::available_memory;
 use crate::{Op, Result, StreamId};
 

@@ -1,7 +1,7 @@
 //! Results of runs, for code that reads them until the next run.
 
 use super::Device;
-use crate::lent::Values;
+use crate::capture::Values;
 use crate::{BufferId, BufferName, Tensor};
 
 impl Device {

@@ -24,12 +24,11 @@ pub use memory::{ALIGNMENT, Home};
 pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};
 
-use crate::backend::DeviceBackend;
-use crate::cuda;
-use crate::gpu::CudaOptions;
+use crate::dispatch::DeviceBackend;
+use crate::gpu_types::CudaOptions;
 use crate::host::HostDevice;
 use crate::sync_debug::CostlyCall;
-use crate::{CaptureRule, Error, Progress, Result};
+use crate::{CaptureRule, Error, Progress, Result, cuda};
 
 /// A handle to one device, cheap to clone. A device is used from the thread that made it, and is not [`Send`]: another
 /// thread makes a device of its own. The crate's README has an example.

@@ -1,10 +1,10 @@
 //! Device memory put aside in the host's memory, to go back to a state; digests of it, to compare two states.
 
 use super::Device;
-use crate::backend::DeviceBackend;
 use crate::digest::{digest, digest_part};
+use crate::dispatch::DeviceBackend;
 use crate::host::view;
-use crate::host_block::HostBlock;
+use crate::host_memory::HostBlock;
 use crate::{Result, Tensor};
 
 /// Bytes of device memory, put aside in the host's memory: page-locked memory for a GPU.

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use super::Device;
-use crate::backend::{DeviceBackend, Recorder};
 use crate::cuda::Cupti;
+use crate::dispatch::{DeviceBackend, Recorder};
 use crate::timeline::HostClock;
 use crate::{Error, Result, Timeline};
 

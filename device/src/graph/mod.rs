@@ -12,10 +12,10 @@ pub use node::Node;
 use replay_order::{next_random, random_order};
 use under_way::UnderWay;
 
-use crate::backend::{DeviceBackend, Note};
-use crate::checker::Effects;
+use crate::capture::Effects;
 use crate::cuda::RawGraph;
 use crate::device::{Core, StreamHold};
+use crate::dispatch::{DeviceBackend, Note};
 use crate::timeline::launched_label;
 use crate::{Device, Error, Op, Progress, Result, Stream, TraceEvent, host};
 

@@ -1,7 +1,7 @@
 //! Transfers of a replay on the host that are under way.
 
 use super::Node;
-use crate::backend::Note;
+use crate::dispatch::Note;
 use crate::{Op, Request, Result};
 
 /// Transfers that were started and not yet waited for.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::accesses::overlap;
 use super::{Accesses, Operation, ensure};
-use crate::gpu::{CudaWork, GpuProperties};
+use crate::gpu_types::{CudaWork, GpuProperties};
 use crate::host::HostTensors;
 use crate::tensor::VIRTUAL;
 use crate::{Error, Result, Tensor};

@@ -5,8 +5,8 @@
 use std::any::Any;
 
 use super::Stream;
-use crate::backend::StreamBackend;
 use crate::cuda::StreamHandle;
+use crate::dispatch::StreamBackend;
 use crate::{Device, Error, Result};
 
 impl Device {

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Stream;
-use crate::capture::Capture;
-use crate::checker::graph_effects;
+use crate::capture::{Capture, graph_effects};
 use crate::device::{Core, StreamHold};
 use crate::graph::Captured;
 use crate::{CaptureMode, CaptureRule, Error, Graph, Result, StreamId};

@@ -1,9 +1,9 @@
 //! Copies between host and device in stream order. The calls do not wait.
 
 use super::Stream;
-use crate::array::ArrayColumns;
-use crate::backend::{DeviceBackend, StreamBackend};
 use crate::device::Core;
+use crate::dispatch::{DeviceBackend, StreamBackend};
+use crate::host_memory::ArrayColumns;
 use crate::{
     Accesses, CaptureRule, Element, Error, HostArray, HostCopy, Readback, Result, Staging, Tensor, TraceEvent,
 };

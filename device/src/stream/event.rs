@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::Stream;
-use crate::backend::RecordedPoint;
 use crate::device::Core;
+use crate::dispatch::RecordedPoint;
 use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent};
 

@@ -9,8 +9,8 @@ pub use event::Event;
 
 use std::rc::Rc;
 
-use crate::backend::{DeviceBackend, Note};
 use crate::device::{Core, StreamHold};
+use crate::dispatch::{DeviceBackend, Note};
 use crate::ops::Poison;
 use crate::priority::Priority;
 use crate::submitted::Submitted;

@@ -6,7 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use device::cuda::{KernelFile, KernelSet, compile, cubin_name, kernel_files};
+use device::cuda::kernels::compile;
+use device::cuda::{KernelFile, KernelSet, cubin_name, kernel_files};
 use rayon::prelude::*;
 
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
@@ -17,7 +18,7 @@ const SIMILAR: [&str; 4] = ["sm_86", "sm_89", "sm_100", "sm_120"];
 
 /// Takes longer to compile than all others together, and uses no instruction that only some GPUs have. It is compiled
 /// for the H200 alone, and for all GPUs with `ALL_KERNELS=1` in the environment.
-const SLOW: &str = "attention.cu";
+const SLOW: &str = "attention/attention.cu";
 
 /// The assembler's report of one kernel.
 #[derive(Debug, PartialEq)]

@@ -1,6 +1,6 @@
-//! The order in which blocks of `kernels/peers.cu` show pieces, wait and combine, and those of `kernels/peer_rows.cu` write
-//! rows, tried in all ways that ranks can overtake each other: no piece is overwritten before all have combined it, no row is
-//! written into an output in use or after it is read, and no rank waits for ever.
+//! The order in which blocks of `kernels/transfers/peers.cu` show pieces, wait and combine, and those of `peer_rows.cu`
+//! beside it write rows, tried in all ways that ranks can overtake each other: no piece is overwritten before all have
+//! combined it, no row is written into an output in use or after it is read, and no rank waits for ever.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ enum Action {
 }
 use Action::{Combine, Flag, Put, Read, Show, Use, Wait};
 
-/// The actions of a block in transfers of so many rounds each, as `rounds` in `kernels/peers.cuh`.
+/// The actions of a block in transfers of so many rounds each, as `rounds` in `kernels/headers/peers.cuh`.
 fn block(transfers: &[usize]) -> Vec<Action> {
     let (mut actions, mut before) = (Vec::new(), 0);
     for &rounds in transfers {
@@ -40,7 +40,7 @@ fn block(transfers: &[usize]) -> Vec<Action> {
     actions
 }
 
-/// The actions of a block in so many exchanges of rows, as `exchange` in `kernels/peer_rows.cu`.
+/// The actions of a block in so many exchanges of rows, as `exchange` in `kernels/transfers/peer_rows.cu`.
 fn rows(exchanges: usize) -> Vec<Action> {
     let one = |n: usize| {
         let (ready, done) = (2 * n - 1, 2 * n);
@@ -102,7 +102,8 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
 }
 
 fn slots_of_the_kernel() -> usize {
-    let (_, rest) = include_str!("../../kernels/peers.cuh").split_once("SLOTS = ").expect("peers.cuh has SLOTS");
+    let header = include_str!("../../kernels/headers/peers.cuh");
+    let (_, rest) = header.split_once("SLOTS = ").expect("peers.cuh has SLOTS");
     rest.split(';').next().unwrap().parse().unwrap()
 }
 

@@ -1,16 +1,16 @@
-//! The kernels of `kernels/peers.cu` and `kernels/peer_rows.cu` on a CPU: the source is compiled as C++, with threads for the
-//! threads of blocks, and makes random transfers between 2 to 8 ranks. It needs g++.
+//! The kernels of `kernels/transfers` on a CPU: the source is compiled as C++, with threads for the threads of blocks, and
+//! makes random transfers between 2 to 8 ranks. It needs g++.
 
 use std::path::Path;
 use std::process::Command;
 
-const SUMS: &str = include_str!("../../kernels/peers.cu");
-const ROWS: &str = include_str!("../../kernels/peer_rows.cu");
+const SUMS: &str = include_str!("../../kernels/transfers/peers.cu");
+const ROWS: &str = include_str!("../../kernels/transfers/peer_rows.cu");
 const STAND_INS: [(&str, &str); 7] = [
     ("common.cuh", include_str!("peers_on_host/common.cuh")),
     ("system.cuh", include_str!("peers_on_host/system.cuh")),
-    ("offsets.cuh", include_str!("../../kernels/offsets.cuh")),
-    ("peers.cuh", include_str!("../../kernels/peers.cuh")),
+    ("offsets.cuh", include_str!("../../kernels/headers/offsets.cuh")),
+    ("peers.cuh", include_str!("../../kernels/headers/peers.cuh")),
     ("on_ranks.h", include_str!("peers_on_host/on_ranks.h")),
     ("sums.cpp", include_str!("peers_on_host/sums.cpp")),
     ("rows.cpp", include_str!("peers_on_host/rows.cpp")),

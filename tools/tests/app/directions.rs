@@ -21,7 +21,12 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     ("common", &[&["terminal"]]),
     (
         "device",
-        &[&["cuda", "gpu", "host", "ops", "timeline"], &["backend"], &["device", "graph", "stream"], &["trials"]],
+        &[
+            &["cuda", "gpu_types", "host", "host_memory", "ops", "tensor", "timeline"],
+            &["dispatch"],
+            &["capture", "device", "graph", "stream"],
+            &["trials"],
+        ],
     ),
     (
         "graph-manager",

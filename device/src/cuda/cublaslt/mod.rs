@@ -18,10 +18,9 @@ use table::{ChoiceEntry, ChoiceTable, ChosenMethod};
 
 use super::driver::RawStream;
 use super::ops::gemm_epilogue;
-use super::stored;
 use super::timing::{TimingMemory, fastest, medians, settled};
-use super::{CudaOptions, Kernels, Queue};
-use crate::gpu::GpuProperties;
+use super::{CudaOptions, Kernels, Queue, stored};
+use crate::gpu_types::GpuProperties;
 use crate::ops::{Epilogue, Fp8Scales, Gemm, Scale};
 use crate::priority::Priority;
 use crate::{Error, Result, Tensor};

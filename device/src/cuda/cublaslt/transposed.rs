@@ -11,7 +11,7 @@ use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::Gemm;
 use crate::{Result, Tensor};
 
-/// The sides of a tile of `kernels/transpose_f32.cu`.
+/// The sides of a tile of `kernels/products/transpose_f32.cu`.
 const TILE: usize = 64;
 
 /// Whether it is worth a trial.

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
 
-/// `Documents` of `kernels/documents.cu`.
+/// `Documents` of `kernels/attention/documents.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct DocumentsArgs {

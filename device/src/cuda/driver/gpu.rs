@@ -9,8 +9,8 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::error::{Driver, missing_library};
-use crate::cuda::presence::is_present;
-use crate::gpu::{GpuProperties, NoGpu};
+use crate::cuda::libraries::is_present;
+use crate::gpu_types::{GpuProperties, NoGpu};
 use crate::{Error, Result};
 
 thread_local! {

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use cudarc::driver::{result, sys};
 
 use super::{Driver, RawEvent};
-use crate::gpu::StreamHandle;
-use crate::host_block::HostBlock;
+use crate::gpu_types::StreamHandle;
+use crate::host_memory::HostBlock;
 use crate::priority::Priority;
 use crate::{CaptureMode, Error, Result};
 

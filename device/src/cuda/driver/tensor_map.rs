@@ -9,7 +9,8 @@ use cudarc::driver::sys;
 use super::Driver;
 use crate::{DType, Result, Tensor};
 
-/// A `CUtensorMap`: `TensorMap` of `kernels/hopper.cuh`. It holds the tensor's address, so it is made for each launch.
+/// A `CUtensorMap`: `TensorMap` of `kernels/headers/hopper.cuh`. It holds the tensor's address, so it is made for each
+/// launch.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct TensorMap([u64; 16]);
@@ -17,7 +18,7 @@ pub(crate) struct TensorMap([u64; 16]);
 /// Lines of a box, and the bytes of each.
 const BOX: (u32, u32) = (64, 128);
 
-/// `FAR` of `kernels/hopper.cuh`.
+/// `FAR` of `kernels/headers/hopper.cuh`.
 const FAR: u64 = 1 << 30;
 
 /// The driver takes no larger dimension where the largest is meant.
@@ -47,7 +48,7 @@ impl TensorMap {
     }
 
     /// Of `(rows, columns)`, with the two dimensions more by which a box ends at the end of a segment of rows:
-    /// `kernels/hopper.cuh`, "Ragged maps".
+    /// `kernels/headers/hopper.cuh`, "Ragged maps".
     pub(crate) fn ragged(tensor: Tensor, columns: usize) -> Result<TensorMap> {
         let line = (columns * tensor.dtype.size()) as u64;
         TensorMap::new(tensor, &[columns as u64, FAR, ANY, ANY], &[line, line, (1 << 35) - line])

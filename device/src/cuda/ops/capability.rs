@@ -1,6 +1,6 @@
 //! Operations that some GPUs alone can do.
 
-use crate::gpu::{FP8_CAPABILITY, GpuProperties};
+use crate::gpu_types::{FP8_CAPABILITY, GpuProperties};
 use crate::{Error, Result};
 
 /// Fails unless the GPU is a Hopper. `what` needs one, `instead` is the fix.

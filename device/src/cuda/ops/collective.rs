@@ -14,7 +14,7 @@ use crate::{DType, Error, Result};
 pub(super) const THREADS: u32 = 512;
 
 kernel_struct! {
-    /// The kernels' struct of the same name in `kernels/peers.cu`.
+    /// The kernels' struct of the same name in `kernels/transfers/peers.cu`.
     Transfer {
         u64: input, output, bytes, stride;
         PeersArgs: peers;
@@ -23,7 +23,7 @@ kernel_struct! {
 
 impl CudaOperation for Collective {
     fn files() -> &'static [KernelFile] {
-        &[kernel_file!("peers.cu"), kernel_file!(Experts, "peer_rows.cu")]
+        &[kernel_file!("transfers/peers.cu"), kernel_file!(Experts, "transfers/peer_rows.cu")]
     }
 
     fn launch(&self, _cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {

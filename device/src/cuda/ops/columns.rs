@@ -5,7 +5,7 @@ use bytemuck::Zeroable;
 use super::shape::LoadWidth;
 use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{AddPartialColumns, BiasGrad, PartialColumns};
 use crate::{DType, Result, Tensor};
 

@@ -1,8 +1,7 @@
 //! Custom operations.
 
-use crate::cuda::captured_call::{CapturePoint, CaptureState, judge};
-use crate::cuda::kernels::{Arg, KernelFile};
-use crate::cuda::module::not_loaded_in_capture;
+use crate::cuda::graph::{CapturePoint, CaptureState, judge};
+use crate::cuda::kernels::{Arg, KernelFile, not_loaded_in_capture};
 use crate::cuda::{
     CudaCall, CudaDevice, CudaLaunch, CudaOperation, CudaTensors, CudaWork, GpuProperties, KernelArgument, Queue,
     StreamHandle,

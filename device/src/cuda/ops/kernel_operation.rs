@@ -2,7 +2,7 @@
 
 use crate::cuda::Queue;
 use crate::cuda::kernels::KernelFile;
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::{Operation, Result};
 
 /// An operation that launches kernels of our own.

@@ -17,11 +17,11 @@ fn blocks(output: &Tensor) -> usize {
     output.bytes().div_ceil(BYTES_OF_A_BLOCK).clamp(1, MOST_BLOCKS)
 }
 
-/// Threads of a block that places rows; `SCAN_THREADS` in `kernels/scan.cuh`.
+/// Threads of a block that places rows; `SCAN_THREADS` in `kernels/headers/scan.cuh`.
 const SCAN_THREADS: u32 = 256;
 
 kernel_struct! {
-    /// `PlaceRows` of `kernels/expert_exchange.cu`.
+    /// `PlaceRows` of `kernels/experts/expert_exchange.cu`.
     PlaceRowsArgs {
         u64: all, places, offsets, pairs, beyond;
         u32: ranks, rank, experts, bound;
@@ -29,7 +29,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for PlaceRows {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_exchange.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_exchange.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let bound = self.pairs.elements();
@@ -50,7 +50,7 @@ impl KernelOperation for PlaceRows {
 }
 
 kernel_struct! {
-    /// `Rows` of `kernels/peer_rows.cu`.
+    /// `Rows` of `kernels/transfers/peer_rows.cu`.
     RowsArgs {
         u64: input, output, offsets, places, pairs, areas, at;
         PeersArgs: peers;

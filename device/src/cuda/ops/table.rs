@@ -1,6 +1,6 @@
 //! Work over many tensors, split into chunks. It takes several launches if one table does not hold all tensors.
 
-/// Elements of a chunk, the work of one block; `CHUNK` in `kernels/table.cuh`.
+/// Elements of a chunk, the work of one block; `CHUNK` in `kernels/headers/table.cuh`.
 const CHUNK: usize = 1 << 14;
 
 /// Chunks of a tensor of so many elements.

@@ -1,7 +1,7 @@
 //! Operations with a body.
 
 use super::custom;
-use crate::cuda::condition::{WHEN_FILE, not_loaded};
+use crate::cuda::graph::{WHEN_FILE, not_loaded};
 use crate::cuda::kernels::KernelFile;
 use crate::cuda::{CudaDevice, CudaOperation, Queue};
 use crate::ops::When;

@@ -2,7 +2,7 @@
 //!
 //! Between two kernels that depend on each other a GPU is idle for about a microsecond: it starts the second kernel's
 //! blocks when all blocks of the first are done. All kernels of ours begin with a wait for the work before them
-//! (`begin_kernel` in `device/kernels/common.cuh`). So their blocks may be started early, and the wait keeps the order.
+//! (`begin_kernel` in `kernels/headers/common.cuh`). So their blocks may be started early, and the wait keeps the order.
 //!
 //! Kernels that wait for another GPU keep full dependencies. The blocks of a kernel that starts early after one could occupy the whole GPU
 //! until the other GPU comes. That one may itself wait for work that then finds no room here.

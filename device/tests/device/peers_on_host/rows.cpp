@@ -1,4 +1,4 @@
-// Random exchanges of rows between ranks by the kernels of kernels/peer_rows.cu. Prints the number of rows that are wrong.
+// Random exchanges of rows between ranks by the kernels of kernels/transfers/peer_rows.cu. Prints the number of rows that are wrong.
 #include "common.cuh"
 #include "system.cuh"
 #include "on_ranks.h"

@@ -1,4 +1,4 @@
-// Random transfers between ranks by the kernels of kernels/peers.cu. Prints the number of values that are wrong.
+// Random transfers between ranks by the kernels of kernels/transfers/peers.cu. Prints the number of values that are wrong.
 #include "peers.cu"
 #include "on_ranks.h"
 

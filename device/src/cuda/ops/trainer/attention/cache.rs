@@ -7,7 +7,7 @@ use crate::ops::{CachedAttention, TakeRows};
 use crate::{Error, Result, Tensor};
 
 kernel_struct! {
-    /// `CachedAttention` of `kernels/cache.cu`.
+    /// `CachedAttention` of `kernels/attention/cache.cu`.
     CachedAttentionArguments {
         u64: qkv, cache, start, output, sinks;
         u32: rows, capacity, heads, kv_heads, dim;
@@ -18,7 +18,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for TakeRows {
-    const FILES: &'static [KernelFile] = &[kernel_file!("cache.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/cache.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, dtype) = (self.output.shape.sizes()[0], self.output.dtype);
@@ -41,7 +41,7 @@ impl KernelOperation for TakeRows {
 }
 
 impl KernelOperation for CachedAttention {
-    const FILES: &'static [KernelFile] = &[kernel_file!("cache.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/cache.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let ((batch, rows, dim), dtype) = (self.sizes(), self.qkv.dtype);

@@ -6,10 +6,10 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{LatentHead, LatentSizes, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 use crate::{Result, Tensor};
 
-const FILES: &[KernelFile] = &[kernel_file!("latent.cu")];
+const FILES: &[KernelFile] = &[kernel_file!("attention/latent.cu")];
 
 kernel_struct! {
-    /// `Latent` of `kernels/latent.cu`.
+    /// `Latent` of `kernels/attention/latent.cu`.
     LatentArgs {
         u64: queries, keys_values, rotated, packed, table;
         u32: rows, seq, heads, plain, turned, value, width, query_columns, rotated_columns, reserved;

@@ -1,4 +1,4 @@
-//! Attention: through cuDNN if it has a plan, else by `kernels/attention.cu`.
+//! Attention: through cuDNN if it has a plan, else by `kernels/attention/attention.cu`.
 
 mod cache;
 mod latent;
@@ -12,7 +12,7 @@ use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, Dropou
 use crate::{DType, Error, Result, Tensor};
 
 kernel_struct! {
-    /// `Arguments` of `kernels/attention.cuh`.
+    /// `Arguments` of `kernels/headers/attention.cuh`.
     AttentionArguments {
         u64: qkv, keys, output, stats, grad_output, grad_qkv, grad_keys, delta, record, position_ids;
         i32: seq, key_seq;
@@ -116,7 +116,8 @@ const FORWARD: ([usize; 3], usize) = ([64, 64, 32], 2);
 const BACKWARD: ([usize; 3], usize) = ([64, 32, 16], 4);
 
 /// The kernels, and those that cuDNN's plans are timed and fed with.
-const FILES: &[KernelFile] = &[kernel_file!("attention.cu"), kernel_file!("documents.cu"), kernel_file!("random.cu")];
+const FILES: &[KernelFile] =
+    &[kernel_file!("attention/attention.cu"), kernel_file!("attention/documents.cu"), kernel_file!("random.cu")];
 
 // To ask for scratch makes cuDNN's plan: nothing else is to prepare.
 impl CudaOperation for Attention {

@@ -13,7 +13,7 @@ fn values<'t>(sizes: &[usize], tensors: impl IntoIterator<Item = &'t Tensor>) ->
 }
 
 impl KernelOperation for MergeAttention {
-    const FILES: &'static [KernelFile] = &[kernel_file!("attention_parts.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/attention_parts.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let &[batch, heads, seq] = self.merged.stats.shape.sizes() else { return Ok(()) };
@@ -43,7 +43,7 @@ impl KernelOperation for MergeAttention {
 }
 
 impl KernelOperation for AddRows {
-    const FILES: &'static [KernelFile] = &[kernel_file!("attention_parts.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/attention_parts.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let corners: Vec<Corner> = self.a.into_iter().chain([self.b, self.to]).collect();

@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::Rotary;
 
 impl KernelOperation for Rotary {
-    const FILES: &'static [KernelFile] = &[kernel_file!("rotary.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/rotary.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, width, dtype) = (self.qkv.shape.rows(), self.qkv.shape.last(), self.qkv.dtype);

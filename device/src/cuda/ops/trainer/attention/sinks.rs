@@ -16,7 +16,7 @@ fn launch(queue: &Queue<'_>, name: &str, of: &KeyPart, load: LoadWidth, tensors:
 }
 
 impl KernelOperation for AddSinks {
-    const FILES: &'static [KernelFile] = &[kernel_file!("sinks.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/sinks.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let KeyPart { output, stats } = self.attended;
@@ -26,7 +26,7 @@ impl KernelOperation for AddSinks {
 }
 
 impl KernelOperation for SinkGradients {
-    const FILES: &'static [KernelFile] = &[kernel_file!("sinks.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/sinks.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let KeyPart { output, stats } = self.attended;

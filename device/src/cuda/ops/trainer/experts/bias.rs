@@ -6,10 +6,10 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{AddExpertBias, ExpertBiasDots, ExpertBiasGradient, RowWeights};
 use crate::{Result, Tensor};
 
-const FILES: &[KernelFile] = &[kernel_file!(Experts, "expert_bias.cu")];
+const FILES: &[KernelFile] = &[kernel_file!(Experts, "experts/expert_bias.cu")];
 
 kernel_struct! {
-    /// `ExpertBias` of `kernels/expert_bias.cu`.
+    /// `ExpertBias` of `kernels/experts/expert_bias.cu`.
     ExpertBiasArgs {
         u64: rows, bias, offsets, weights, pairs, output;
         u32: all, width, experts, accumulate;

@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ExpertsOfSlots, SlotsOfPairs};
 
 kernel_struct! {
-    /// `SlotsOfPairs` of `kernels/expert_exchange.cu`.
+    /// `SlotsOfPairs` of `kernels/experts/expert_exchange.cu`.
     SlotsOfPairsArgs {
         u64: chosen, offsets, rows, slots, beyond;
         u32: count, experts, ranks, room;
@@ -15,7 +15,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for SlotsOfPairs {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_exchange.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_exchange.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let count = self.chosen.elements();
@@ -35,7 +35,7 @@ impl KernelOperation for SlotsOfPairs {
 }
 
 kernel_struct! {
-    /// `ExpertsOfSlots` of `kernels/expert_exchange.cu`.
+    /// `ExpertsOfSlots` of `kernels/experts/expert_exchange.cu`.
     ExpertsOfSlotsArgs {
         u64: offsets, chosen;
         u32: ranks, rank, experts, room;
@@ -43,7 +43,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for ExpertsOfSlots {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_exchange.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_exchange.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let block = ExpertsOfSlotsArgs {

@@ -8,7 +8,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ExpertGlu, ExpertGluBackward};
 
 kernel_struct! {
-    /// `ExpertGlu` of `kernels/expert_glu.cu`.
+    /// `ExpertGlu` of `kernels/experts/expert_glu.cu`.
     ExpertGluArgs {
         u64: input, weights, pairs, output;
         u32: rows, width;
@@ -16,7 +16,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// `ExpertGluBackward` of `kernels/expert_glu.cu`.
+    /// `ExpertGluBackward` of `kernels/experts/expert_glu.cu`.
     ExpertGluBackwardArgs {
         u64: input, weights, pairs, grad_output, grad_input, output, grad_weights;
         u32: rows, width;
@@ -24,7 +24,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for ExpertGlu {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_glu.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_glu.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
@@ -49,7 +49,7 @@ const WARP_PACKS: usize = 64;
 const WARP_THREADS: usize = 128;
 
 impl KernelOperation for ExpertGluBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_glu.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_glu.cu")];
 
     /// One pass over each row also sums up its weight's gradient.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

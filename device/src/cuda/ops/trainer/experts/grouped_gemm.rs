@@ -1,17 +1,16 @@
 //! Matrix products of each expert's rows.
 
-use super::at_most;
-use super::grouped_hopper;
+use super::{at_most, grouped_hopper};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::capability::accept_on_hopper;
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{GroupedGemm, GroupedProduct};
 use crate::{DType, Operation, Result, Tensor};
 
 kernel_struct! {
-    /// `GroupedGemm` of `kernels/grouped_gemm.cu`.
+    /// `GroupedGemm` of `kernels/experts/grouped_gemm.cu`.
     GroupedGemmArgs {
         u64: offsets, a, b, out;
         u32: rows, experts, n, k, a_stride, b_stride, out_stride;
@@ -20,7 +19,7 @@ kernel_struct! {
     }
 }
 
-/// Rows and columns of a tile; `TILE` in `kernels/grouped_gemm.cu`.
+/// Rows and columns of a tile; `TILE` in `kernels/experts/grouped_gemm.cu`.
 const TILE: usize = 128;
 
 /// The most rows or columns of a thin matrix, and of its tile; `THIN` in `kernels/grouped_gemm.cu`.
@@ -71,7 +70,7 @@ const BLOCKS: usize = 2;
 
 impl KernelOperation for GroupedGemm {
     const FILES: &'static [KernelFile] =
-        &[kernel_file!(Experts, "grouped_gemm.cu"), kernel_file!(ExpertsOnHopper, "grouped_hopper.cu")];
+        &[kernel_file!(Experts, "experts/grouped_gemm.cu"), kernel_file!(ExpertsOnHopper, "experts/grouped_hopper.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         if grouped_hopper::is_for(self, queue.gpu()) { grouped_hopper::launch(self, queue) } else { plain(self, queue) }

@@ -9,7 +9,7 @@ use crate::ops::{GroupedGemm, GroupedProduct};
 use crate::{DType, Result};
 
 kernel_struct! {
-    /// `GroupedHopper` of `kernels/grouped_hopper.cu`.
+    /// `GroupedHopper` of `kernels/experts/grouped_hopper.cu`.
     GroupedHopperArgs {
         TensorMap: a, b, out;
         u64: offsets;

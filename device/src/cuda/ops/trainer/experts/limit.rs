@@ -3,15 +3,15 @@
 use super::at_most;
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::LimitLoad;
 use crate::{Operation, Result};
 
-/// Threads of a block; `SCAN_THREADS` in `kernels/scan.cuh`.
+/// Threads of a block; `SCAN_THREADS` in `kernels/headers/scan.cuh`.
 const THREADS: u32 = 256;
 
 kernel_struct! {
-    /// `LimitLoad` of `kernels/expert_limit.cu`; 0 is the null pointer.
+    /// `LimitLoad` of `kernels/experts/expert_limit.cu`; 0 is the null pointer.
     LimitLoadArgs {
         u64: chosen, weights, real, kept;
         u32: count, experts, capacity, length, k, reserved;
@@ -19,7 +19,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for LimitLoad {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_limit.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_limit.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let count = self.chosen.elements();

@@ -3,17 +3,17 @@
 use super::{PlacesArgs, at_most};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{CountLoad, UpdateSelectionBias};
 use crate::{DType, Operation, Result};
 
-/// Pairs that a block counts; `PART` in `kernels/expert_load.cu`.
+/// Pairs that a block counts; `PART` in `kernels/experts/expert_load.cu`.
 const PART: usize = 4096;
 
 const THREADS: u32 = 256;
 
 kernel_struct! {
-    /// `CountLoad` of `kernels/expert_load.cu`.
+    /// `CountLoad` of `kernels/experts/expert_load.cu`.
     CountLoadArgs {
         u64: chosen, load, counts, real, position_ids;
         u32: pairs, experts, parts, accumulate, k;
@@ -28,7 +28,7 @@ fn sizes(op: &CountLoad) -> (usize, usize) {
 }
 
 impl KernelOperation for CountLoad {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_load.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_load.cu")];
 
     /// Whole numbers are counted, so no order matters.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
@@ -68,7 +68,7 @@ impl KernelOperation for CountLoad {
 }
 
 kernel_struct! {
-    /// `UpdateSelectionBias` of `kernels/expert_load.cu`.
+    /// `UpdateSelectionBias` of `kernels/experts/expert_load.cu`.
     UpdateSelectionBiasArgs {
         u64: load, bias, status;
         u32: experts;
@@ -77,7 +77,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for UpdateSelectionBias {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_load.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_load.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let block = UpdateSelectionBiasArgs {

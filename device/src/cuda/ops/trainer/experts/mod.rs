@@ -15,15 +15,15 @@ use crate::cuda::kernels::kernel_struct;
 use crate::ops::SampleTokens;
 use crate::{Error, Result};
 
-/// Experts that kernels have shared memory or registers for; `EXPERTS` in `kernels/expert_sort.cu`,
-/// `kernels/expert_load.cu`, `kernels/grouped_gemm.cu` and `kernels/grouped_hopper.cu`.
+/// Experts that kernels have shared memory or registers for; `EXPERTS` in `kernels/experts/expert_sort.cu`,
+/// `kernels/experts/expert_load.cu`, `kernels/experts/grouped_gemm.cu` and `kernels/experts/grouped_hopper.cu`.
 const EXPERTS: usize = 512;
 
 /// Choices of a token, one for each thread of a warp.
 const CHOICES: usize = 32;
 
 kernel_struct! {
-    /// `Places` of `kernels/places.cuh`.
+    /// `Places` of `kernels/headers/places.cuh`.
     PlacesArgs {
         u32: length, part, first_shift, second_shift, whole;
     }

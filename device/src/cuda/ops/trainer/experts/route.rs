@@ -3,12 +3,12 @@
 use super::{PlacesArgs, at_most};
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{CountedLoads, GroupScore, Route, RouteBackward, Score, ensure};
 use crate::{Operation, Result};
 
 kernel_struct! {
-    /// `Route` of `kernels/route.cu`; 0 is the null pointer.
+    /// `Route` of `kernels/experts/route.cu`; 0 is the null pointer.
     RouteArgs {
         u64: logits, bias, chosen, weights;
         u32: tokens, experts, k, sigmoid, normalise, forces_balance, groups, of_groups, two_highest, reserved;
@@ -18,7 +18,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// `RouteBackward` of `kernels/route.cu`; 0 is the null pointer.
+    /// `RouteBackward` of `kernels/experts/route.cu`; 0 is the null pointer.
     RouteBackwardArgs {
         u64: logits, chosen, grad_weights, load, balance_losses, z_losses, real, position_ids, control, grad_logits;
         u32: tokens, experts, k, groups, samples, of_step;
@@ -45,7 +45,7 @@ fn kernel(name: &str, experts: usize) -> String {
 }
 
 impl KernelOperation for Route {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "route.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/route.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
@@ -78,7 +78,7 @@ impl KernelOperation for Route {
 }
 
 impl KernelOperation for RouteBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "route.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/route.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());

@@ -7,7 +7,7 @@ use crate::ops::{CombineRows, GatherRows};
 use crate::{DType, Result};
 
 impl KernelOperation for GatherRows {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_rows.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_rows.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (tokens, width) = (self.input.shape.rows(), self.input.shape.last());
@@ -35,7 +35,7 @@ impl KernelOperation for GatherRows {
 }
 
 impl KernelOperation for CombineRows {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_rows.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_rows.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (tokens, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);

@@ -3,18 +3,18 @@
 use super::at_most;
 use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::SortByExpert;
 use crate::{DType, Operation, Result};
 
-/// Pairs that a block sorts; `TILE` in `kernels/expert_sort.cu`.
+/// Pairs that a block sorts; `TILE` in `kernels/experts/expert_sort.cu`.
 const TILE: usize = 2048;
 
-/// Threads of a block; `SCAN_THREADS` in `kernels/scan.cuh`.
+/// Threads of a block; `SCAN_THREADS` in `kernels/headers/scan.cuh`.
 const THREADS: u32 = 256;
 
 kernel_struct! {
-    /// `SortByExpert` of `kernels/expert_sort.cu`.
+    /// `SortByExpert` of `kernels/experts/expert_sort.cu`.
     SortArgs {
         u64: chosen, offsets, pairs, rows, counts, totals;
         u32: count, experts, tiles, first;
@@ -27,7 +27,7 @@ fn sizes(op: &SortByExpert) -> (usize, usize) {
 }
 
 impl KernelOperation for SortByExpert {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "expert_sort.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_sort.cu")];
 
     /// Counts by tile, sums of the counts, then every pair goes to its row.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

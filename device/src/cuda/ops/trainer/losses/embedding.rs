@@ -3,12 +3,12 @@
 use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, THREADS, over_rows};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{Embedding, EmbeddingBackward};
 use crate::{DType, Result, Tensor};
 
 impl KernelOperation for Embedding {
-    const FILES: &'static [KernelFile] = &[kernel_file!("embedding.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/embedding.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, seq) = (self.tokens.elements(), self.tokens.shape.last());
@@ -35,9 +35,9 @@ impl KernelOperation for Embedding {
     }
 }
 
-/// Pairs that a block of the sort handles; `TILE` in `kernels/sort.cu`.
+/// Pairs that a block of the sort handles; `TILE` in `kernels/losses/sort.cu`.
 const TILE: usize = 2048;
-/// Entries that a block adds up; `CHUNK` in `kernels/embedding_backward.cu`.
+/// Entries that a block adds up; `CHUNK` in `kernels/losses/embedding_backward.cu`.
 const CHUNK: usize = 32;
 /// Bytes of an entry: a token and the number of a row.
 const ENTRY: usize = 8;
@@ -79,7 +79,8 @@ impl Scratch {
 }
 
 impl KernelOperation for EmbeddingBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("embedding_backward.cu"), kernel_file!("sort.cu")];
+    const FILES: &'static [KernelFile] =
+        &[kernel_file!("losses/embedding_backward.cu"), kernel_file!("losses/sort.cu")];
 
     /// Tokens are sorted by a stable sort, and runs of equal tokens are added up in fixed
     /// chunks.

@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::FurtherTokens;
 
 impl KernelOperation for FurtherTokens {
-    const FILES: &'static [KernelFile] = &[kernel_file!("embedding.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/embedding.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (count, columns) = (self.tokens.elements(), self.tokens.shape.last());

@@ -10,7 +10,7 @@ use crate::ops::{CrossEntropy, Mse};
 const DECLARED: usize = 1024;
 
 kernel_struct! {
-    /// The struct of the same name in `kernels/loss.cu`; 0 is the null pointer.
+    /// The struct of the same name in `kernels/losses/loss.cu`; 0 is the null pointer.
     CrossEntropyArgs {
         u64: logits, targets, losses, control, z_losses, weights;
         f32: z_multiplier, soft_cap;
@@ -19,7 +19,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for CrossEntropy {
-    const FILES: &'static [KernelFile] = &[kernel_file!("loss.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
 
     /// A row is kept in shared memory if it fits.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
@@ -50,7 +50,7 @@ impl KernelOperation for CrossEntropy {
 }
 
 impl KernelOperation for Mse {
-    const FILES: &'static [KernelFile] = &[kernel_file!("loss.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, width, dtype) = (self.prediction.shape.rows(), self.prediction.shape.last(), self.prediction.dtype);

@@ -12,7 +12,7 @@ fn grid(rows: usize, packs: usize) -> Grid {
 }
 
 impl KernelOperation for CrossEntropyPart {
-    const FILES: &'static [KernelFile] = &[kernel_file!("loss.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, columns, dtype) = (self.logits.shape.rows(), self.logits.shape.last(), self.logits.dtype);
@@ -35,7 +35,7 @@ impl KernelOperation for CrossEntropyPart {
 }
 
 impl KernelOperation for CrossEntropyJoin {
-    const FILES: &'static [KernelFile] = &[kernel_file!("loss.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, columns, dtype) = (self.logits.shape.rows(), self.logits.shape.last(), self.logits.dtype);

@@ -6,7 +6,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{PairLoss, Preference};
 
 kernel_struct! {
-    /// The struct of the same name in `kernels/pair_loss.cu`; 0 is the null pointer.
+    /// The struct of the same name in `kernels/losses/pair_loss.cu`; 0 is the null pointer.
     PairLossArgs {
         u64: losses, targets, pairs, references, mismatched, control, results, weights;
         u32: tokens, most, kind;
@@ -21,7 +21,7 @@ const IPO: u32 = 1;
 const KTO: u32 = 2;
 
 impl KernelOperation for PairLoss {
-    const FILES: &'static [KernelFile] = &[kernel_file!("pair_loss.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/pair_loss.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let [samples, tokens, most] = self.sizes();

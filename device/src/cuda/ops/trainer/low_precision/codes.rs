@@ -6,7 +6,7 @@ use crate::cuda::ops::shape::over_packs;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CodeForm, CodedValues, CodesOfValues};
 
-/// Values that a thread computes at a time; `VALUES` in `device/kernels/codes.cu`.
+/// Values that a thread computes at a time; `VALUES` in `device/kernels/low_precision/codes.cu`.
 const VALUES: usize = 8;
 
 /// The name of a form in those of kernels.
@@ -18,7 +18,7 @@ fn named(form: CodeForm) -> &'static str {
 }
 
 impl KernelOperation for CodedValues {
-    const FILES: &'static [KernelFile] = &[kernel_file!("codes.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("low_precision/codes.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let packs = self.output.elements() / VALUES;
@@ -29,7 +29,7 @@ impl KernelOperation for CodedValues {
 }
 
 impl KernelOperation for CodesOfValues {
-    const FILES: &'static [KernelFile] = &[kernel_file!("codes.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("low_precision/codes.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let packs = self.input.elements() / VALUES;

@@ -7,11 +7,11 @@ use super::quantize_source::{PACK, QuantizeArgs, Source, TILE_COLUMNS, TILE_ROWS
 use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
 use crate::cuda::ops::columns::add_partial;
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, Result, Tensor};
 
-/// The largest number of threads of a block of `kernels/quantize_rows.cu`.
+/// The largest number of threads of a block of `kernels/low_precision/quantize_rows.cu`.
 const ROW_THREADS: usize = 256;
 
 /// Whether two copies hold the same bytes, transposed: one type, and one scale at one address.
@@ -21,11 +21,11 @@ fn same_bytes(rows: &Fp8Matrix, columns: &Fp8Matrix) -> bool {
 
 impl KernelOperation for Quantize {
     const FILES: &'static [KernelFile] = &[
-        kernel_file!(Fp8, "quantize.cu"),
-        kernel_file!(Fp8, "quantize_blocks.cu"),
-        kernel_file!(Fp8, "quantize_both.cu"),
-        kernel_file!(Fp8, "quantize_columns.cu"),
-        kernel_file!(Fp8, "quantize_rows.cu"),
+        kernel_file!(Fp8, "low_precision/quantize.cu"),
+        kernel_file!(Fp8, "low_precision/quantize_blocks.cu"),
+        kernel_file!(Fp8, "low_precision/quantize_both.cu"),
+        kernel_file!(Fp8, "low_precision/quantize_columns.cu"),
+        kernel_file!(Fp8, "low_precision/quantize_rows.cu"),
     ];
 
     /// A copy with a scale for each row has kernels of its own that own whole rows. One of them makes a
@@ -127,7 +127,7 @@ fn quantize_tiles(
 const LARGEST_BLOCKS: usize = 1024;
 
 impl KernelOperation for MakeScale {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "scales.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "low_precision/scales.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let ((rows, _), source) = (self.source.dimensions(), Source::of(&self.source));
@@ -158,7 +158,7 @@ impl KernelOperation for MakeScale {
 }
 
 impl KernelOperation for UpdateScales {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "scales.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "low_precision/scales.cu")];
 
     /// A block is a tensor.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

@@ -8,11 +8,11 @@ use crate::cuda::kernels::kernel_struct;
 use crate::cuda::ops::columns::add_partial;
 use crate::ops::{BLOCK, Fp8Matrix, Quantize, QuantizeSource, Scale};
 
-/// Threads of a tile of `kernels/quantize_blocks.cu`. A tile has [`BLOCK`] rows and columns.
+/// Threads of a tile of `kernels/low_precision/quantize_blocks.cu`. A tile has [`BLOCK`] rows and columns.
 const THREADS: u32 = 512;
 
 kernel_struct! {
-    /// `QuantizeBlockwiseArgs` of `kernels/quantize_blocks.cu`; 0 is the null pointer.
+    /// `QuantizeBlockwiseArgs` of `kernels/low_precision/quantize_blocks.cu`; 0 is the null pointer.
     QuantizeBlockwiseArgs {
         QuantizeArgs: q;
         u64: rows_scale, columns_scale;

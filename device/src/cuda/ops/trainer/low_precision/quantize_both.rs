@@ -4,11 +4,12 @@ use super::quantize_source::{QuantizeArgs, Source, is_e5m2};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
 use crate::cuda::ops::columns::add_partial;
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{Fp8Matrix, Quantize};
 use crate::{DType, Result};
 
-/// A cluster's share of the rows is a multiple of so many for each group of warps of `kernels/quantize_both.cu`.
+/// A cluster's share of the rows is a multiple of so many for each group of warps of
+/// `kernels/low_precision/quantize_both.cu`.
 const SLICE: usize = 16;
 /// There are at most rows / 32 + 1 rows of partial sums.
 pub(super) const ROWS_OF_SUMS: usize = 32;

@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CountQuantized, QuantizeCounts, Scale, SumCounts};
 
 kernel_struct! {
-    /// `CountQuantized` of `kernels/quantize_counts.cu`.
+    /// `CountQuantized` of `kernels/low_precision/quantize_counts.cu`.
     CountArgs {
         QuantizeArgs: quantize;
         u64: counts;
@@ -20,7 +20,7 @@ kernel_struct! {
 const BLOCKS: usize = 1024;
 
 impl KernelOperation for CountQuantized {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "quantize_counts.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "low_precision/quantize_counts.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let ((rows, _), source, copy) = (self.source.dimensions(), Source::of(&self.source), &self.copy);
@@ -37,7 +37,7 @@ impl KernelOperation for CountQuantized {
 }
 
 impl KernelOperation for SumCounts {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "quantize_counts.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "low_precision/quantize_counts.cu")];
 
     /// A block is a kind.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

@@ -5,14 +5,14 @@ use crate::cuda::ops::trainer::products::{glu_backward_name, glu_name};
 use crate::ops::{ActivationKind, Fp8Matrix, QuantizeSource};
 use crate::{DType, Tensor};
 
-/// A tile of `kernels/quantize.cu`.
+/// A tile of `kernels/low_precision/quantize.cu`.
 pub(super) const TILE_ROWS: usize = 128;
 pub(super) const TILE_COLUMNS: usize = 64;
 /// Values that a thread loads at a time.
 pub(super) const PACK: usize = 8;
 
 kernel_struct! {
-    /// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
+    /// `Quantize` of `kernels/headers/quantize.cuh`; 0 is the null pointer.
     QuantizeArgs {
         u64: input, grad, weight, bias, mean, rstd, rows_out, columns_out, rows_scale, columns_scale, amax, partial;
         u32: rows, width, rows_e5m2, columns_e5m2, same_bytes, wide_columns, kept, bf16_inputs, groups;

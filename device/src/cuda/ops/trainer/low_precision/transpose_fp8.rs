@@ -5,11 +5,11 @@ use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::TransposeFp8;
 
-/// The sides of a tile of `kernels/transpose_fp8.cu`.
+/// The sides of a tile of `kernels/low_precision/transpose_fp8.cu`.
 const TILE: usize = 128;
 
 impl KernelOperation for TransposeFp8 {
-    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "transpose_fp8.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "low_precision/transpose_fp8.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, columns) = (self.input.shape.rows(), self.input.shape.last());

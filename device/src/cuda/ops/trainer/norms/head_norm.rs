@@ -4,12 +4,12 @@ use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::columns::{add_partial, add_partial_at};
 use crate::cuda::ops::shape::{LoadWidth, THREADS};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{AttentionSizes, HeadNorm, HeadNormBackward};
 use crate::{DType, Result, Tensor};
 
 kernel_struct! {
-    /// `HeadNorm` of `kernels/head_norm.cu`; 0 is the null pointer.
+    /// `HeadNorm` of `kernels/norms/head_norm.cu`; 0 is the null pointer.
     HeadNormArgs {
         u64: input, output, query_weight, key_weight, table, partial;
         u32: rows, seq, heads, kv_heads, half, lanes;
@@ -41,7 +41,7 @@ impl HeadShape {
 }
 
 impl KernelOperation for HeadNorm {
-    const FILES: &'static [KernelFile] = &[kernel_file!("head_norm.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/head_norm.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (sizes, dtype) = (AttentionSizes::new(&self.input, self.heads, self.kv_heads), self.input.dtype);
@@ -57,7 +57,7 @@ impl KernelOperation for HeadNorm {
 const BACKWARD_BLOCKS: usize = 4;
 
 impl KernelOperation for HeadNormBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("head_norm.cu"), kernel_file!("columns.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/head_norm.cu"), kernel_file!("columns.cu")];
 
     /// First the heads, with partial sums of the weights' gradients, then the sum of those, in order.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

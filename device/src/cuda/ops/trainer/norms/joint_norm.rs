@@ -4,11 +4,11 @@ use crate::cuda::kernels::{Grid, KernelFile, kernel_file};
 use crate::cuda::ops::columns::add_partial_at;
 use crate::cuda::ops::shape::{LoadWidth, THREADS};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{AttentionSizes, HeadSums, JointNorm, JointNormBackward};
 use crate::{DType, Result, Tensor};
 
-/// `JointNorm` of `kernels/joint_norm.cu`; 0 is the null pointer.
+/// `JointNorm` of `kernels/norms/joint_norm.cu`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 struct JointNormArgs {
@@ -50,7 +50,7 @@ impl JointNormArgs {
 }
 
 impl KernelOperation for HeadSums {
-    const FILES: &'static [KernelFile] = &[kernel_file!("joint_norm.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/joint_norm.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let mut block =
@@ -67,7 +67,7 @@ impl KernelOperation for HeadSums {
 }
 
 impl KernelOperation for JointNorm {
-    const FILES: &'static [KernelFile] = &[kernel_file!("joint_norm.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/joint_norm.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let block = JointNormArgs {
@@ -89,7 +89,7 @@ impl KernelOperation for JointNorm {
 const BACKWARD_BLOCKS: usize = 4;
 
 impl KernelOperation for JointNormBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("joint_norm.cu"), kernel_file!("columns.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/joint_norm.cu"), kernel_file!("columns.cu")];
 
     /// First the rows, with partial sums of the weights' gradients, then the sum of those, in order.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

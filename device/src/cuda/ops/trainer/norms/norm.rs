@@ -58,7 +58,7 @@ impl RowShape {
 }
 
 kernel_struct! {
-    /// `Norm` of `kernels/norm.cu`; 0 is the null pointer.
+    /// `Norm` of `kernels/norms/norm.cu`; 0 is the null pointer.
     NormArgs {
         u64: input, residual, sum, weight, bias, output, mean, rstd;
         u32: rows, hidden;
@@ -71,7 +71,7 @@ fn address(tensor: Option<Tensor>) -> u64 {
 }
 
 impl KernelOperation for Norm {
-    const FILES: &'static [KernelFile] = &[kernel_file!("norm.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/norm.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, hidden, dtype) = (self.input.shape.rows(), self.input.shape.last(), self.input.dtype);
@@ -102,7 +102,7 @@ impl KernelOperation for Norm {
 }
 
 kernel_struct! {
-    /// `NormBackward` of `kernels/norm_backward.cu`; 0 is the null pointer.
+    /// `NormBackward` of `kernels/norms/norm_backward.cu`; 0 is the null pointer.
     NormBackwardArgs {
         u64: input, weight, mean, rstd, grad_output, grad_residual, grad_input, weight_parts, bias_parts,
             residual_parts;
@@ -135,7 +135,7 @@ pub(crate) fn norm_parts(input: &Tensor, sums: RowSums, multiprocessors: usize) 
 }
 
 impl KernelOperation for NormBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("norm_backward.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/norm_backward.cu")];
 
     /// Each block leaves a part.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {

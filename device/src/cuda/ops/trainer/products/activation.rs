@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
 
 impl KernelOperation for Activation {
-    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/activation.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let name = match self.kind {
@@ -22,7 +22,7 @@ impl KernelOperation for Activation {
 }
 
 impl KernelOperation for ActivationBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/activation.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let name = match self.kind {
@@ -59,7 +59,7 @@ pub(crate) fn glu_backward_name(gate: Gate) -> &'static str {
 }
 
 impl KernelOperation for Glu {
-    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/activation.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
@@ -74,7 +74,7 @@ impl KernelOperation for Glu {
 }
 
 impl KernelOperation for GluBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("activation.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/activation.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, width, dtype) =

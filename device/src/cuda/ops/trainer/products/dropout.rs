@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Dropout, ReluDropout, ReluDropoutBackward};
 
 impl KernelOperation for Dropout {
-    const FILES: &'static [KernelFile] = &[kernel_file!("dropout.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/dropout.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         launch("dropout", self, queue)
@@ -15,7 +15,7 @@ impl KernelOperation for Dropout {
 }
 
 impl KernelOperation for ReluDropout {
-    const FILES: &'static [KernelFile] = &[kernel_file!("dropout.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/dropout.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         launch("relu_dropout", &self.dropout(), queue)
@@ -57,7 +57,7 @@ fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
 }
 
 impl KernelOperation for ReluDropoutBackward {
-    const FILES: &'static [KernelFile] = &[kernel_file!("dropout.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("products/dropout.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (count, dtype) = (self.grad_input.elements(), self.grad_input.dtype);

@@ -10,7 +10,11 @@ use crate::{Operation, Result};
 impl CudaOperation for Gemm {
     /// Epilogues, copies of factors, and the values that products are timed with.
     fn files() -> &'static [KernelFile] {
-        &[kernel_file!("gemm_epilogue.cu"), kernel_file!("transpose_f32.cu"), kernel_file!("random.cu")]
+        &[
+            kernel_file!("products/gemm_epilogue.cu"),
+            kernel_file!("products/transpose_f32.cu"),
+            kernel_file!("random.cu"),
+        ]
     }
 
     fn launch(&self, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Epilogues that cuBLASLt does not fuse into its product: `kernels/gemm_epilogue.cu`.
+//! Epilogues that cuBLASLt does not fuse into its product: `kernels/products/gemm_epilogue.cu`.
 
 use crate::cuda::kernels::Grid;
 use crate::cuda::kernels::kernel_struct;

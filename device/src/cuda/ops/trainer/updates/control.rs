@@ -6,7 +6,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Control, WriteControl, WriteSampleRecord};
 
 kernel_struct! {
-    /// `WriteControl` of `kernels/control.cu`.
+    /// `WriteControl` of `kernels/updates/control.cu`.
     WriteControlArgs {
         u64: control;
         Control: value;
@@ -14,7 +14,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for WriteControl {
-    const FILES: &'static [KernelFile] = &[kernel_file!("control.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/control.cu")];
 
     /// A kernel does it, and not the stream itself (`cuStreamBatchMemOp`): after a copy to the host the
     /// driver has the stream write where such copies wait for each other, behind a checkpoint's:
@@ -26,7 +26,7 @@ impl KernelOperation for WriteControl {
 }
 
 impl KernelOperation for WriteSampleRecord {
-    const FILES: &'static [KernelFile] = &[kernel_file!("control.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/control.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         queue.launch(

@@ -7,7 +7,7 @@ use crate::ops::{Distribution, FirstValues};
 use crate::{DType, Result};
 
 impl KernelOperation for FirstValues {
-    const FILES: &'static [KernelFile] = &[kernel_file!("first_values.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/first_values.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let count = self.output.elements();

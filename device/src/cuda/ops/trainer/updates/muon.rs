@@ -7,7 +7,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Corner, MatrixPolynomial, ScaleBlock};
 
 impl KernelOperation for ScaleBlock {
-    const FILES: &'static [KernelFile] = &[kernel_file!("muon.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/muon.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let start = |block: &Corner| {
@@ -50,7 +50,7 @@ fn values_of_vectors(op: &ScaleBlock) -> Option<usize> {
 }
 
 impl KernelOperation for MatrixPolynomial {
-    const FILES: &'static [KernelFile] = &[kernel_file!("muon.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/muon.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (n, dtype, [a, b, c]) = (self.x.shape.last(), self.x.dtype, self.coefficients);

@@ -7,7 +7,7 @@ use crate::ops::{ClipScale, DecayedStep, NesterovMomentum, Update};
 use crate::{DType, Result, Tensor};
 
 impl KernelOperation for ClipScale {
-    const FILES: &'static [KernelFile] = &[kernel_file!("optimizer.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         queue.launch("clip_scale", Grid::line(1, 1), &[self.square_sum.into(), self.control.into(), self.status.into()])
@@ -15,7 +15,7 @@ impl KernelOperation for ClipScale {
 }
 
 kernel_struct! {
-    /// `Parameter` of `kernels/optimizer.cu`; 0 is the null pointer.
+    /// `Parameter` of `kernels/updates/optimizer.cu`; 0 is the null pointer.
     Parameter {
         u64: master, compute, grad, first, second, elements;
         f32: weight_decay, lr_multiplier;
@@ -25,7 +25,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// `Update` of `kernels/optimizer.cu`.
+    /// `Update` of `kernels/updates/optimizer.cu`.
     Args {
         u64: control, status;
         f32: beta1, beta2, eps;
@@ -91,7 +91,7 @@ fn launch<'o>(kernel: &str, tensors: impl Iterator<Item = Tensors<'o>>, args: Ar
 }
 
 impl KernelOperation for Update {
-    const FILES: &'static [KernelFile] = &[kernel_file!("optimizer.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
 
     /// The kernel has the rule's name.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
@@ -117,7 +117,7 @@ impl KernelOperation for Update {
 }
 
 impl KernelOperation for NesterovMomentum {
-    const FILES: &'static [KernelFile] = &[kernel_file!("optimizer.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
 
     /// The kernel has no master weights, only the gradient that it rewrites.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
@@ -135,7 +135,7 @@ impl KernelOperation for NesterovMomentum {
 }
 
 impl KernelOperation for DecayedStep {
-    const FILES: &'static [KernelFile] = &[kernel_file!("optimizer.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let tensors = self.tensors.iter().map(|each| Tensors {

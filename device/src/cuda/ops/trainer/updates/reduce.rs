@@ -3,12 +3,12 @@
 use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
 use crate::cuda::ops::table::{chunks, for_each_table};
 use crate::cuda::{KernelOperation, Queue};
-use crate::gpu::GpuProperties;
+use crate::gpu_types::GpuProperties;
 use crate::ops::{SquareSum, SumInto};
 use crate::{DType, Result, Tensor};
 
 kernel_struct! {
-    /// `Summed` of `kernels/reduce.cu`.
+    /// `Summed` of `kernels/updates/reduce.cu`.
     Summed {
         u64: values, elements;
         u32: first_chunk, is_bf16;
@@ -16,7 +16,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// `Sums` of `kernels/reduce.cu`.
+    /// `Sums` of `kernels/updates/reduce.cu`.
     Sums {
         u64: partial;
         u32: count, square;
@@ -25,7 +25,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for SumInto {
-    const FILES: &'static [KernelFile] = &[kernel_file!("reduce.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/reduce.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         sum(&[self.input], false, &self.total, self.accumulate, queue)
@@ -37,7 +37,7 @@ impl KernelOperation for SumInto {
 }
 
 impl KernelOperation for SquareSum {
-    const FILES: &'static [KernelFile] = &[kernel_file!("reduce.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/reduce.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         sum(&self.inputs, true, &self.total, false, queue)

@@ -6,7 +6,7 @@ use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{SkipStep, VoidStep};
 
 kernel_struct! {
-    /// The struct of the same name in `kernels/skip_step.cu`.
+    /// The struct of the same name in `kernels/updates/skip_step.cu`.
     SkipStepArgs {
         u64: loss_sum, history, control, status;
         f32: sigma_factor;
@@ -15,7 +15,7 @@ kernel_struct! {
 }
 
 impl KernelOperation for SkipStep {
-    const FILES: &'static [KernelFile] = &[kernel_file!("skip_step.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/skip_step.cu")];
 
     /// A warp is enough.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
@@ -34,7 +34,7 @@ impl KernelOperation for SkipStep {
 }
 
 impl KernelOperation for VoidStep {
-    const FILES: &'static [KernelFile] = &[kernel_file!("skip_step.cu")];
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/skip_step.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         queue.launch("void_step", Grid::line(1, 1), &[self.beyond.into(), self.status.into()])

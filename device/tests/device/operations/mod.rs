@@ -1,0 +1,35 @@
+//! Every operation against a reference in f64 that is written independently.
+
+mod attention;
+mod cache;
+mod codes;
+mod dense;
+mod dropout;
+mod embedding;
+mod experts_gemm;
+mod experts_glu;
+mod experts_limit;
+mod experts_load;
+mod experts_route;
+mod experts_rows;
+mod first_values;
+mod frozen;
+mod gemm_tf32;
+mod head_norm;
+mod joint_norm;
+mod latent;
+mod muon;
+mod norm;
+mod optimizer;
+mod pair_loss;
+mod parallel;
+mod quantize;
+mod quantize_blocks;
+mod quantize_counts;
+mod quantize_gemm;
+mod quantize_reference;
+mod scales;
+mod select;
+mod skip_step;
+mod transpose_fp8;
+mod values;
