@@ -9,7 +9,7 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
 use crate::models::{Kind, Layout, Run, batch, tiny_llama};
-use crate::muon::muon_groups;
+use crate::optimizer::muon::muon_groups;
 
 fn run(block_gradients: DType, microbatches: usize, scope: Scope) -> Run {
     let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };

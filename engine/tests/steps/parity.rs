@@ -23,8 +23,8 @@ use crate::models::{
     Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gemma2, tiny_gemma3, tiny_gpt, tiny_llama, tiny_mistral,
     tiny_olmo2, tiny_qwen2, tiny_qwen3,
 };
-use crate::muon::muon_groups;
-use crate::rate_groups::{own, with_own};
+use crate::optimizer::muon::muon_groups;
+use crate::optimizer::rate_groups::{own, with_own};
 
 const STEPS: usize = 20;
 const MICROBATCHES: usize = 3;

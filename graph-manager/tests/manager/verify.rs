@@ -10,7 +10,7 @@ use graph_manager::{
     Policy, Pool, Result, Sameness, StepContext, Verification, VerificationBytes, Verified, graph_callables,
 };
 
-use crate::double::Double;
+use crate::fronts::double::Double;
 use crate::toy::{Mode, ToyPolicy, toy, toy_with};
 
 type Manager = CudaGraphManager<CaptureAll<&'static str>>;

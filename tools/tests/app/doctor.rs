@@ -4,8 +4,8 @@ use std::process::{Command, Output};
 
 use device::cuda::gpu_count;
 
-use crate::documents::read;
 use crate::harness::{Folder, expect, printed, set_mpi};
+use crate::pages::documents::read;
 
 fn trainer(folder: &Folder, line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::disk_shim::{Fault, break_file};
+use crate::checkpoints::disk_shim::{Fault, break_file};
 use crate::harness::{Folder, arguments, expect, metrics, printed, run};
 
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");

@@ -12,9 +12,9 @@ use trainer::config::plan::RunPlan;
 use trainer::error::RunError;
 use trainer::hf::{DataType, Direction, Pretrained, convert};
 
-use crate::damage::resealed;
+use crate::checkpoints::damage::resealed;
 use crate::harness::{Folder, checkpoint, expect, run};
-use crate::hf::trained;
+use crate::hugging_face::models::trained;
 use crate::mutations::each_change;
 
 /// A checkpoint's folder, after one step.

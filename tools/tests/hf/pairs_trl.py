@@ -1,4 +1,4 @@
-"""The numbers that TRL has for the pairs and the labelled answers of `tools/tests/app/dpo.rs` and `kto.rs`, for
+"""The numbers that TRL has for the pairs and the labelled answers of `tools/tests/app/tuning/dpo.rs` and `kto.rs`, for
 `pairs_trl.json` beside this file.
 
     pip install trl==1.16.0 torch transformers datasets

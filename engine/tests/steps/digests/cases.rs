@@ -10,13 +10,13 @@ use engine::passes::PassName;
 use engine::precision::Precision;
 use graph_manager::Mempool;
 
-use crate::expert_balance::tiny_balanced;
-use crate::expert_capacity::tiny_limited;
+use crate::experts::balance::tiny_balanced;
+use crate::experts::capacity::tiny_limited;
 use crate::experts::{tiny_experts, tiny_shared};
 use crate::hooks::with_hooks;
 use crate::lora::with_adapters;
 use crate::models::{Kind, Layout, Run, SEQ, tiny_gemma3, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3};
-use crate::muon::muon_groups;
+use crate::optimizer::muon::muon_groups;
 
 /// The features that a case switches on.
 type Change = fn(Run) -> Run;

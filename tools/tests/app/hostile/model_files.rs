@@ -8,7 +8,7 @@ use trainer::hf::{DataType, Direction, convert};
 
 use super::refused;
 use crate::harness::{Folder, copy_folder, expect};
-use crate::hf::trained;
+use crate::hugging_face::models::trained;
 
 type Spoil = fn(&Path);
 

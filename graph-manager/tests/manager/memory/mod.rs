@@ -1,0 +1,5 @@
+//! The memory of steps.
+
+mod buffer_uses;
+mod planning;
+mod protected;

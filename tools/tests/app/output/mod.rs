@@ -1,0 +1,11 @@
+//! The output of runs.
+
+mod graph_report;
+mod nvtx;
+mod profile;
+mod report;
+mod run_log;
+mod terminal;
+mod top;
+mod trace;
+mod wandb_client;
