@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use device::cuda::kernels::compile;
+use device::cuda::compile;
 use device::cuda::{KernelFile, KernelSet, cubin_name, kernel_files};
 use rayon::prelude::*;
 

@@ -394,9 +394,8 @@ fn on_a_gpu_a_kernel_of_ptx_and_one_of_machine_code_run_and_those_of_another_arc
     let [x, y] = ["x", "y"].map(|name| device.allocate_tensor(&mut areas, name, [N], DType::F32).unwrap());
     device.upload(&x, &[3.0f32; N]).unwrap();
     let ptx = include_str!("../../../examples/axpy.ptx");
-    let binary = |architecture: &str| {
-        CudaCode::Binary(device::cuda::kernels::compile("axpy.cu", SOURCE, architecture).unwrap().0.leak())
-    };
+    let binary =
+        |architecture: &str| CudaCode::Binary(device::cuda::compile("axpy.cu", SOURCE, architecture).unwrap().0.leak());
     let axpy = |file: &'static str, code: CudaCode| CudaAxpy { file, code, ..CudaAxpy::new(2.0, x, y) };
     for (file, code) in [("axpy.ptx", CudaCode::Ptx(ptx)), ("axpy.cubin", binary(&gpu.architecture()))] {
         device.upload(&y, &[1.0f32; N]).unwrap();
