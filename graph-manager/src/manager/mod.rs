@@ -27,8 +27,6 @@ pub struct CudaGraphManager<P: Policy> {
     // Fields drop in order: graphs before the memory they point into.
     pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
     pub(crate) shared: Vec<Shared>,
-    /// Whether all areas that must be shared are.
-    pub(crate) all_shared: bool,
     pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
     /// For waits between queues.
     pub(crate) events: Vec<Event>,
@@ -82,7 +80,6 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(CudaGraphManager {
             states: BTreeMap::new(),
             shared: Vec::new(),
-            all_shared: true,
             areas: BTreeMap::new(),
             events: Vec::new(),
             protected: None,
@@ -233,16 +230,11 @@ impl<P: Policy> CudaGraphManager<P> {
             self.areas.insert(kind, area);
         }
         self.states.values_mut().for_each(|state| state.bindings.clear());
-        self.all_shared = false;
-        Ok(())
+        self.share()
     }
 
-    /// Shares the areas with the ranks that this one exchanges rows with, unless it was done. It comes with a step, which all
-    /// of them begin: a rank may record steps and allocate memory before the others do.
-    pub(crate) fn share(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.all_shared, true) {
-            return Ok(());
-        }
+    /// Shares the areas with the ranks that this one exchanges rows with.
+    fn share(&mut self) -> Result<()> {
         let programs = self.states.values().flat_map(|state| state.programs.values());
         for with in programs.flat_map(|program| program.communicators_of_rows()) {
             for (&kind, area) in self.areas.iter().filter(|(kind, _)| kind.home() == Home::Device) {

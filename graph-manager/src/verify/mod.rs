@@ -130,14 +130,12 @@ impl<P: Policy> CudaGraphManager<P> {
     ) -> Result<Verified> {
         let device = self.pool.device().clone();
         let program = self.states[&key].programs[&microbatches].clone();
-        let (_areas, _shared, apart) = match how.memory {
+        let (_areas, apart) = match how.memory {
             EagerMemory::Apart => {
                 let (areas, binding) = Binding::apart(&device, &program)?;
-                let with = program.communicators_of_rows().into_iter();
-                let shared = with.map(|with| with.share(&areas[0])).collect::<device::Result<Vec<_>>>()?;
-                (Some(areas), shared, Some(Rc::new(binding)))
+                (Some(areas), Some(Rc::new(binding)))
             }
-            EagerMemory::Shared => (None, Vec::new(), None),
+            EagerMemory::Shared => (None, None),
         };
         let planned = self.binding(key, microbatches);
         let results = match looks {
