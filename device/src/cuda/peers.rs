@@ -1,11 +1,10 @@
 //! Memory shared by the GPUs of one node, for the kernels of `kernels/transfers`.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, StreamOwner, copy_to_device, handle_of, zero};
-use crate::{Area, Error, Result};
+use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, StreamOwner, handle_of, zero};
+use crate::{Error, Result};
 
 /// The kernels. Nothing may start early after them: see `rewrite/early_starts.rs`.
 pub(super) const KERNELS: [&str; 7] = [
@@ -34,10 +33,6 @@ const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its
 /// lane to the stream that follows it.
 const LANES: usize = 3;
-/// Most areas of a rank that the group's other ranks reach at the same time.
-const MAX_AREAS: usize = 256;
-/// Bits of an offset in a place in areas. As in `kernels/transfers/peer_rows.cu`.
-const OFFSET_BITS: u32 = 48;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
 pub struct PeerWindow {
@@ -45,8 +40,6 @@ pub struct PeerWindow {
     memory: DeviceMemory,
     /// Of each lane and block, the number of rounds so far, as `u32`.
     rounds: DeviceMemory,
-    /// `(MAX_AREAS, MAX_RANKS)`, u64: where the areas of all ranks begin in this process.
-    areas: DeviceMemory,
     ranks: usize,
 }
 
@@ -71,7 +64,6 @@ impl PeerWindow {
         Ok(PeerWindow {
             memory: allocate(PeerWindow::bytes(ranks))?,
             rounds: allocate(LANES * MAX_BLOCKS * size_of::<u32>())?,
-            areas: allocate(MAX_AREAS * MAX_RANKS * size_of::<u64>())?,
             ranks,
         })
     }
@@ -94,18 +86,13 @@ impl PeerWindow {
     /// # Errors
     /// The driver's: the GPUs cannot reach each other, or this process may not see the others.
     pub fn connect(self: Rc<Self>, rank: usize, handles: &[PeerHandle]) -> Result<Peers> {
-        let mapped = map_others(rank, handles)?;
-        Ok(Peers { rank, mapped, own: self, lanes: RefCell::default(), reached: RefCell::default() })
+        let map = |(other, handle): (usize, &PeerHandle)| match other == rank {
+            true => Ok(None),
+            false => MappedMemory::open(*handle).map(Some),
+        };
+        let mapped = handles.iter().enumerate().map(map).collect::<Result<_>>()?;
+        Ok(Peers { rank, mapped, own: self, lanes: RefCell::default() })
     }
-}
-
-/// Maps the memory of the other ranks, by rank.
-fn map_others(rank: usize, handles: &[PeerHandle]) -> Result<Vec<Option<MappedMemory>>> {
-    let map = |(other, handle): (usize, &PeerHandle)| match other == rank {
-        true => Ok(None),
-        false => MappedMemory::open(*handle).map(Some),
-    };
-    handles.iter().enumerate().map(map).collect()
 }
 
 fn lane_bytes(ranks: usize) -> u64 {
@@ -141,16 +128,6 @@ pub struct Peers {
     own: Rc<PeerWindow>,
     /// The streams that have the lanes. A lane is free if its stream is gone.
     lanes: RefCell<Vec<Weak<StreamOwner>>>,
-    /// The areas that all ranks reach, by their number in `PeerWindow::areas`; `None` is free.
-    reached: RefCell<Vec<Option<ReachedArea>>>,
-}
-
-/// An area of this rank, and those of the others that belong to it.
-struct ReachedArea {
-    /// The addresses of this rank's.
-    own: Range<u64>,
-    /// By rank; `None` is this one.
-    _mapped: Vec<Option<MappedMemory>>,
 }
 
 impl Drop for Peers {
@@ -197,72 +174,6 @@ impl Peers {
         }
     }
 
-    /// The handle of an area's memory for the other ranks.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn handle_of(area: &Area) -> Result<PeerHandle> {
-        handle_of(area.address())
-    }
-
-    /// Maps the areas of all ranks that belong to `area`, by their handles; `handles[rank]` is this rank's. Kernels of this rank
-    /// write rows into them, and those of the others into `area`. Ranks reach and leave areas in the same order.
-    ///
-    /// # Errors
-    /// The driver's; too many areas.
-    pub fn reach(&self, area: &Area, handles: &[PeerHandle]) -> Result<()> {
-        let own = area.address()..area.address() + area.bytes() as u64;
-        let mapped = map_others(self.rank, handles)?;
-        let mut row = [0; MAX_RANKS];
-        for (start, mapped) in row.iter_mut().zip(&mapped) {
-            *start = mapped.as_ref().map_or(own.start, MappedMemory::address);
-        }
-        let mut reached = self.reached.borrow_mut();
-        let number = reached.iter().position(Option::is_none).unwrap_or(reached.len());
-        if number == MAX_AREAS {
-            let problem = format!("{MAX_AREAS} areas are shared already, and there is room for no more");
-            return Err(Error::Driver { call: "peer memory", problem });
-        }
-        copy_to_device(self.areas() + (number * size_of_val(&row)) as u64, bytemuck::cast_slice::<u64, u8>(&row))?;
-        let area = Some(ReachedArea { own, _mapped: mapped });
-        match reached.get_mut(number) {
-            Some(free) => *free = area,
-            None => reached.push(area),
-        }
-        Ok(())
-    }
-
-    /// Waits for the kernels of this rank, and unmaps the areas that belong to `area`. Does nothing for one that is not reached.
-    ///
-    /// # Errors
-    /// A failed kernel.
-    pub fn leave(&self, area: &Area) -> Result<()> {
-        let streams: Vec<_> = self.lanes.borrow().iter().filter_map(Weak::upgrade).collect();
-        streams.iter().try_for_each(|stream| stream.synchronize())?;
-        let mut reached = self.reached.borrow_mut();
-        let of_area = |reached: &&mut Option<ReachedArea>| {
-            reached.as_ref().is_some_and(|reached| reached.own.start == area.address())
-        };
-        if let Some(of_area) = reached.iter_mut().rev().find(of_area) {
-            *of_area = None;
-        }
-        Ok(())
-    }
-
-    /// Where memory of this rank lies in the areas that all reach. `None` if the others do not reach it.
-    pub(super) fn place_in_areas(&self, address: u64, bytes: usize) -> Option<u64> {
-        let reached = self.reached.borrow();
-        let holds = |area: &ReachedArea| area.own.start <= address && address + bytes as u64 <= area.own.end;
-        let number = reached.iter().position(|area| area.as_ref().is_some_and(holds))?;
-        let start = reached[number].as_ref()?.own.start;
-        Some((number as u64) << OFFSET_BITS | (address - start))
-    }
-
-    /// The address of the table of areas.
-    pub(super) fn areas(&self) -> u64 {
-        self.own.areas.address()
-    }
-
     /// Bytes for one reader in a slot of a block.
     pub(super) fn room(&self) -> u64 {
         room(self.ranks())
@@ -288,8 +199,6 @@ mod tests {
             assert!(source.contains(&format!("static const u32 {name} = {value};")), "{name} is not {value} there");
         }
         assert!(source.contains("FLAG_WORDS = 4;"), "16 bytes between two flags");
-        let rows = include_str!("../../kernels/transfers/peer_rows.cu");
-        assert!(rows.contains(&format!("OFFSET_BITS = {OFFSET_BITS};")), "an offset has {OFFSET_BITS} bits");
     }
 
     #[test]

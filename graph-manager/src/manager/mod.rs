@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use device::{Area, Communicator, Event, Home, SharedArea, Snapshot, Stream};
+use device::{Area, Event, Home, Snapshot, Stream};
 
 use crate::error::{Error, Result};
 use crate::keys::{StepKey, step_key};
@@ -26,7 +26,6 @@ pub(crate) use state::{Captured, State};
 pub struct CudaGraphManager<P: Policy> {
     // Fields drop in order: graphs before the memory they point into.
     pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
-    pub(crate) shared: Vec<Shared>,
     pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
     /// For waits between queues.
     pub(crate) events: Vec<Event>,
@@ -45,14 +44,6 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) forgotten: Forgotten,
     /// Called before the first capture of each mode and plan, and before that of a rehearsal.
     pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
-}
-
-/// An area that the ranks of a communicator share: their GPUs write rows into it.
-pub(crate) struct Shared {
-    area: AreaKind,
-    with: Rc<dyn Communicator>,
-    /// `None` if no other GPU does.
-    _held: Option<SharedArea>,
 }
 
 impl<P: Policy> CudaGraphManager<P> {
@@ -79,7 +70,6 @@ impl<P: Policy> CudaGraphManager<P> {
         }
         Ok(CudaGraphManager {
             states: BTreeMap::new(),
-            shared: Vec::new(),
             areas: BTreeMap::new(),
             events: Vec::new(),
             protected: None,
@@ -211,7 +201,6 @@ impl<P: Policy> CudaGraphManager<P> {
         if !self.areas.iter().all(|(kind, area)| fits(kind, area)) {
             self.pool.compute().synchronize()?;
             self.states.values_mut().for_each(State::forget_graphs);
-            self.shared.retain(|shared| self.areas.get(&shared.area).is_some_and(|area| fits(&shared.area, area)));
             self.areas.retain(|kind, area| fits(kind, area));
         }
         for (kind, bytes) in planned {
@@ -230,20 +219,6 @@ impl<P: Policy> CudaGraphManager<P> {
             self.areas.insert(kind, area);
         }
         self.states.values_mut().for_each(|state| state.bindings.clear());
-        self.share()
-    }
-
-    /// Shares the areas with the ranks that this one exchanges rows with.
-    fn share(&mut self) -> Result<()> {
-        let programs = self.states.values().flat_map(|state| state.programs.values());
-        for with in programs.flat_map(|program| program.communicators_of_rows()) {
-            for (&kind, area) in self.areas.iter().filter(|(kind, _)| kind.home() == Home::Device) {
-                if !self.shared.iter().any(|shared| shared.area == kind && Rc::ptr_eq(&shared.with, with)) {
-                    let _held = with.share(area)?;
-                    self.shared.push(Shared { area: kind, with: with.clone(), _held });
-                }
-            }
-        }
         Ok(())
     }
 
@@ -318,7 +293,6 @@ impl<P: Policy> CudaGraphManager<P> {
     pub fn reset(&mut self) -> Result<()> {
         self.pool.compute().synchronize()?;
         self.states.clear();
-        self.shared.clear();
         self.areas.clear();
         Ok(())
     }
