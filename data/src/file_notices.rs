@@ -8,25 +8,25 @@ use common::format::counted;
 /// A statement about files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Told {
-    /// They are trained on, because their names say so.
+    /// Files are trained on, because their names say so.
     TrainedOn,
-    /// They are trained on, because the user named each, and their names say that they are for validation or tests.
+    /// Files are trained on, because the user named each, and their names say that they are for validation or tests.
     TrainedOnAnyway,
-    /// They are validated on, because their names say so.
+    /// Files are validated on, because their names say so.
     ValidatedOn,
-    /// They are evaluated on, because their names say so.
+    /// Files are evaluated on, because their names say so.
     EvaluatedOn,
-    /// They are training data, and the purpose is another.
+    /// The files are training data, and the purpose is another.
     Train,
-    /// They are validation data, and the purpose is another.
+    /// The files are validation data, and the purpose is another.
     Validation,
-    /// They are test data.
+    /// The files are test data.
     Test,
-    /// Their folder has files with names of splits, and these have none.
+    /// The files' folder has files with names of splits, and these have none.
     BesideSplits,
-    /// They are not text.
+    /// The files are not text.
     NotText,
-    /// They are text, and other files of the folder have records: descriptions, licences.
+    /// The files are text, and other files of the folder have records: descriptions, licences.
     BesideRecords,
     /// Files of text or records whose folder has token files.
     BesideTokens,
@@ -80,7 +80,7 @@ impl Told {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileNotices {
     files: BTreeMap<Told, Vec<PathBuf>>,
-    /// Their number, and the name of the first.
+    /// The number of documents, and the name of the first.
     documents: BTreeMap<NoDocument, (u64, String)>,
 }
 

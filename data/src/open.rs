@@ -142,7 +142,7 @@ struct Reader<'d> {
 struct Samples<S> {
     /// All, or all but those to validate on.
     samples: S,
-    /// Those of files that are named as validation data.
+    /// Samples of files that are named as validation data.
     validation: Option<S>,
 }
 

@@ -192,7 +192,7 @@ pub enum Region {
 }
 
 impl Region {
-    /// Its layer and its microbatch. `None` for the regions that a step has once.
+    /// The region's layer and microbatch. `None` for the regions that a step has once.
     pub(crate) fn layer_and_microbatch(self) -> Option<(usize, usize)> {
         match self {
             Region::Chunk { first, microbatch, .. } => Some((first, microbatch)),
@@ -210,7 +210,7 @@ impl Region {
         }
     }
 
-    /// Its name, without layer and microbatch.
+    /// The region's name, without layer and microbatch.
     pub(crate) fn kind(self) -> String {
         let word = match self {
             Region::Step => "step",

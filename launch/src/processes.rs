@@ -53,7 +53,7 @@ impl Process {
     }
 }
 
-/// Those that have not ended.
+/// The processes that have not ended.
 pub(crate) fn running(processes: impl IntoIterator<Item = i32>) -> Vec<Process> {
     processes.into_iter().filter_map(Process::of).collect()
 }

@@ -21,7 +21,7 @@ pub(crate) struct PeerLink {
 /// Why a group is not connected.
 #[derive(Debug)]
 pub(crate) enum NoLink {
-    /// Its ranks are placed so that it cannot be.
+    /// Unsupported topology: a link cannot join ranks that are placed so.
     Placement(&'static str),
     /// The GPUs do not reach each other, or the system does not let them.
     Refused(String),

@@ -12,9 +12,9 @@ use crate::formats::tokens::TokenType;
 /// A folder of token files being written, in the format of [`llmc`](crate::llmc): `tokens_000000.bin`,
 /// `tokens_000001.bin` and so on.
 pub(crate) struct ShardWriter {
-    /// Its path when it is complete.
+    /// The folder's path when the folder is complete.
     folder: PathBuf,
-    /// Its path until then, in the same parent.
+    /// The folder's path until then, in the same parent.
     partial: PathBuf,
     /// The locked [`MARK`]: it shows other processes that somebody writes the partial folder. The system releases it however
     /// the process ends.

@@ -82,11 +82,11 @@ pub(crate) enum Storage {
 
 /// Tokens that follow each other.
 pub(crate) struct Tokens {
-    /// Their name in messages.
+    /// The tokens' name in messages.
     pub(crate) name: String,
     /// The place of their bytes. Other bytes may lie before and after.
     pub(crate) storage: Storage,
-    /// Their type.
+    /// The tokens' type.
     pub(crate) kind: TokenType,
     /// Offset of the first token, in bytes.
     pub(crate) offset: usize,

@@ -28,9 +28,9 @@ pub struct MultipleChoice {
 /// A question, with its endings as rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Its line or row in the file, from 1.
+    /// The question's line or row in the file, from 1.
     pub line: usize,
-    /// Its rows.
+    /// The question's rows.
     pub rows: Range<usize>,
     /// The right one of them, from 0.
     pub label: usize,
@@ -53,8 +53,8 @@ struct Row {
 pub struct Accuracy {
     /// The share of questions for which the right ending was chosen.
     pub share: f64,
-    /// Its standard error: the standard deviation over the questions, divided by the root of their number. 0 for a
-    /// single question.
+    /// The accuracy's standard error: the standard deviation over the questions, divided by the root of their number. 0
+    /// for a single question.
     pub stderr: f64,
 }
 

@@ -16,7 +16,7 @@ common::choice! {
 }
 
 impl CopiedFile {
-    /// Its path in a folder.
+    /// The file's path in a folder.
     pub fn at(self, folder: &std::path::Path) -> std::path::PathBuf {
         folder.join(common::Choice::word(self))
     }

@@ -139,10 +139,6 @@ mod tests {
             "copies"
         }
 
-        fn check(&self) -> Result<()> {
-            Ok(())
-        }
-
         fn accesses(&self) -> Accesses {
             Accesses::new([self.from], [self.to])
         }

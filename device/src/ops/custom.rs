@@ -80,11 +80,13 @@ pub trait CustomOp: fmt::Debug {
     /// The operation's name in errors, reports and traces.
     fn name(&self) -> &'static str;
 
-    /// Checks shapes and types. Called when the operation is submitted, before anything else.
+    /// Checks shapes and types. Called when the operation is submitted, before anything else. Left out, all fit.
     ///
     /// # Errors
     /// [`Error::operation`](crate::Error::operation) with the shapes that do not fit.
-    fn check(&self) -> Result<()>;
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// The tensors it reads and those it writes. A tensor that is updated in place, or that keeps some of its values, is in
     /// both. Memory that it needs only while it runs is a tensor that it writes. With the checker of a host device, what

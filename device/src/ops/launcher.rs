@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::{Accesses, Custom, CustomOp};
 use crate::cuda::{CudaTensors, CudaWork, GpuProperties};
-use crate::{Op, Result, Tensor};
+use crate::{Op, Tensor};
 
 /// The result of the code: its error is this crate's or another's.
 type Submitted = std::result::Result<(), Box<dyn std::error::Error>>;
@@ -71,10 +71,6 @@ impl fmt::Debug for Launched {
 impl CustomOp for Launched {
     fn name(&self) -> &'static str {
         self.launcher.name
-    }
-
-    fn check(&self) -> Result<()> {
-        Ok(())
     }
 
     fn accesses(&self) -> Accesses {

@@ -117,10 +117,6 @@ mod tests {
             "wrong"
         }
 
-        fn check(&self) -> Result<()> {
-            Ok(())
-        }
-
         fn accesses(&self) -> Accesses {
             Accesses::new([self.input], [self.output])
         }

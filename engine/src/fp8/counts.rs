@@ -14,7 +14,7 @@ choice! {
     pub enum TensorKind {
         /// The layer's input.
         Input = "input",
-        /// Its weight.
+        /// A layer's weight.
         Weight = "weight",
         /// The gradient of its output.
         GradOutput = "grad_output",
@@ -128,7 +128,7 @@ pub struct PendingCounts {
 pub struct TensorCounts {
     /// The weight of the layer that it belongs to.
     pub weight: String,
-    /// Its role in that layer.
+    /// The tensor's role in that layer.
     pub kind: TensorKind,
     /// The counts, over all microbatches.
     pub counts: QuantizeCounts,
@@ -165,7 +165,7 @@ pub struct Losses {
 pub struct Fp8Losses {
     /// Inputs of linear layers.
     pub input: Losses,
-    /// Their weights.
+    /// The layers' weights.
     pub weight: Losses,
     /// The gradients of their outputs.
     pub grad_output: Losses,

@@ -24,7 +24,7 @@ pub(crate) struct Fp8Memory {
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each weight, and what is copied need not be allocated")]
 pub enum WeightSource {
-    /// They are made of the weight.
+    /// Copies are made of the weight.
     Values(QuantizeSource),
     /// `(out, in)`: the ranks that divide the weight have quantised their parts. All parts were gathered here.
     Gathered(Tensor),

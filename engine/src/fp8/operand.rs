@@ -43,7 +43,7 @@ pub(crate) enum Copies {
 }
 
 impl Copies {
-    /// Those of a layer's input in forward. With `keeps`, backward keeps the copy that its weight gradient reads.
+    /// The copies of a layer's input in forward. With `keeps`, backward keeps the copy that its weight gradient reads.
     /// Without it, backward makes the copy again.
     pub(crate) fn of_input(cx: &StepContext<'_>, keeps: bool) -> Copies {
         match keeps && cx.mode().trains() {
@@ -89,12 +89,12 @@ impl Operand {
         }
     }
 
-    /// Its rows alone.
+    /// An operand of rows alone.
     pub(crate) fn of_rows(rows: Fp8Matrix) -> Operand {
         Operand::Fp8 { rows: Some(rows), columns: None, plain: None }
     }
 
-    /// Its rows in 8 bits.
+    /// The operand's rows in 8 bits.
     ///
     /// # Panics
     /// If there are none: a mistake in the layer that made it.

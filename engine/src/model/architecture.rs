@@ -93,7 +93,7 @@ impl Residual {
 /// The blocks with experts of a model.
 #[derive(Clone, Debug)]
 pub struct ExpertBlocks {
-    /// Their numbers in the whole model.
+    /// The blocks' numbers in the whole model.
     pub blocks: Vec<usize>,
     /// Experts of each.
     pub experts: usize,

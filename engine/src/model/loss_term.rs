@@ -10,7 +10,7 @@ use device::ops::PairLoss;
 /// each pair of answers, as the loss itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossTerm {
-    /// Its name in reports.
+    /// The term's name in reports.
     pub name: &'static str,
     /// What it is for.
     pub role: TermRole,

@@ -110,7 +110,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
 /// One layer: `dropout(relu(x W^T + b))`, or just the linear part.
 struct Perceptron {
     linear: Linear,
-    /// It is the first layer, so its backward computes no input gradient.
+    /// Whether this is the first layer, so its backward computes no input gradient.
     first: bool,
     activated: bool,
     dropout: DropoutLayer,

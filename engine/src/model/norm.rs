@@ -28,7 +28,7 @@ impl NormSpec<'_> {
         self.shape.bias && self.shape.norm == NormKind::Layer
     }
 
-    /// Its parameters, `(hidden)` each: weight, then bias. `layer` is the layer that they belong to. Every rank has
+    /// The norm's parameters, `(hidden)` each: weight, then bias. `layer` is the layer that they belong to. Every rank has
     /// them whole; with sequence parallelism their gradients are those of the rank's rows.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let param = |name: &str, first: f32| {
@@ -51,8 +51,8 @@ impl NormSpec<'_> {
         }
     }
 
-    /// Its cost. Forward reads two tensors and writes two, because it also adds to the residual stream. Backward reads
-    /// three and writes one.
+    /// The norm's cost. Forward reads two tensors and writes two, because it also adds to the residual stream. Backward
+    /// reads three and writes one.
     pub(crate) fn cost(&self) -> TokenCost {
         TokenCost { values: 8 * self.shape.hidden, ..TokenCost::default() }
     }

@@ -30,7 +30,7 @@ pub struct BucketMemory {
     pub owner: Option<usize>,
     /// The elements that this rank updates.
     pub owned: OwnedRange,
-    /// Their gradients, flat: a part of `grads` unless ranks divide gradients.
+    /// The owned elements' gradients, flat: a part of `grads` unless ranks divide gradients.
     pub owned_grads: Tensor,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
@@ -60,7 +60,7 @@ pub struct PartedWeights {
 pub enum WeightSource {
     /// The parts of all ranks, which are gathered.
     Parts(OwnedPart),
-    /// Their codes.
+    /// The weights' codes.
     Codes(CodeMemory),
 }
 

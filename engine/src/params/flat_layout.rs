@@ -36,14 +36,14 @@ pub struct Bucket {
     pub owner: Option<usize>,
     /// The elements of the bucket that this rank updates.
     pub owned: OwnedRange,
-    /// Its first element in the weights of that memory.
+    /// The bucket's first element in the weights of that memory.
     pub weights_start: usize,
     /// The first element that this rank updates, among all those that it updates in that memory.
     pub owned_start: usize,
     /// The ranks over which its gradients are summed: those that have other tokens.
     pub sums: Axes,
-    /// Its place in the buffers that layers take turns in: for [`WeightMemory::Gathered`] of the whole weights, and if
-    /// ranks divide gradients of whole gradients.
+    /// The bucket's place in the buffers that layers take turns in: for [`WeightMemory::Gathered`] of the whole
+    /// weights, and if ranks divide gradients of whole gradients.
     pub turn: Turn,
     /// Set if the bucket has one parameter, and another stage has a copy of it.
     pub tied: Option<TiedCopy>,
@@ -94,7 +94,7 @@ pub struct FlatLayout {
     pub params: Vec<ParamOffsets>,
     /// In the order backward completes them: from the last layer to the first.
     pub buckets: Vec<Bucket>,
-    /// Those of frozen parameters that ranks divide. They have no gradients.
+    /// The buckets of frozen parameters that ranks divide. They have no gradients.
     pub frozen: Vec<Bucket>,
     /// Elements of all parameters with gradients in f32, with padding.
     pub f32_gradients: usize,

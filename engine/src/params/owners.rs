@@ -8,7 +8,7 @@ use parallel::{Axes, Ranks};
 /// A parameter that belongs to one rank of some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Belonging {
-    /// Its elements.
+    /// The parameter's elements.
     pub elements: usize,
     /// The ranks.
     pub over: Axes,

@@ -5,9 +5,9 @@ use std::ops::Range;
 /// A dense, row-major box of a parameter's elements: its place in the whole, and its place in the values that a rank stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {
-    /// Its first element in the whole parameter, by axis.
+    /// The slab's first element in the whole parameter, by axis.
     pub offset: Vec<usize>,
-    /// Its sizes, by axis, without padding.
+    /// The slab's sizes, by axis, without padding.
     pub sizes: Vec<usize>,
     /// The index of its first element in the stored values. The slab lies there without gaps.
     pub start: usize,

@@ -37,9 +37,9 @@ pub enum TiedCopy {
 /// A parameter as a model declares it.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
-    /// Its name, as in Hugging Face checkpoints if they have one for it.
+    /// The parameter's name, as in Hugging Face checkpoints if they have one for it.
     pub name: String,
-    /// Its shape as this rank stores it. Linear weights are `(out features, in features)`.
+    /// The parameter's shape as this rank stores it. Linear weights are `(out features, in features)`.
     pub shape: Shape,
     /// The number of real rows stored here. A padded vocabulary has more rows; they stay zero.
     pub rows: usize,
@@ -57,7 +57,7 @@ pub struct ParamSpec {
     pub dtype: DType,
     /// The type of its gradient, `main_grad`: f32, or bf16 for a weight of a block.
     pub grad_type: DType,
-    /// Its first values.
+    /// The parameter's first values.
     pub init: Init,
     /// What the ranks that divide its state divide.
     pub sharding: Sharding,
@@ -76,17 +76,18 @@ pub struct ParamSpec {
     pub share_per_token: f64,
     /// Layers read f32 weights, whatever the model's precision.
     pub always_f32: bool,
-    /// Its products have 8-bit factors, by this recipe.
+    /// The parameter's products have 8-bit factors, by this recipe.
     pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
     pub tied: Option<TiedCopy>,
-    /// It keeps its values: it has no gradient, no master weights and no optimizer state. Gradients pass through its layer to
-    /// the layers before.
+    /// The parameter is frozen: it has no gradient, no master weights and no optimizer state. Gradients pass through
+    /// its layer to the layers before.
     pub frozen: bool,
     /// Ranks do not divide it: the step itself writes it.
     pub stays_whole: bool,
-    /// Its values lie in memory as codes of this form, and layers take turns in buffers with them as they read them. It is frozen
-    /// then, and its rows, as this rank stores them, have a multiple of [`CODE_BLOCK`](device::ops::CODE_BLOCK) values.
+    /// The parameter's values lie in memory as codes of this form, and layers take turns in buffers with them as they
+    /// read them. It is frozen then, and its rows, as this rank stores them, have a multiple of
+    /// [`CODE_BLOCK`](device::ops::CODE_BLOCK) values.
     pub codes: Option<CodeForm>,
 }
 
@@ -198,7 +199,7 @@ impl ParamSpec {
         self.stored_values_in(0..self.shape.elements(), value)
     }
 
-    /// Those of the stored values that lie in `range`; see [`ParamSpec::stored_values`].
+    /// The stored values that lie in `range`; see [`ParamSpec::stored_values`].
     pub fn stored_values_in(&self, range: Range<usize>, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
         fill(&self.whole, &self.slabs, range, value)
     }

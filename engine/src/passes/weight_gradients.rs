@@ -22,7 +22,7 @@ pub(crate) struct WeightGradients {
     gradients: BufferId,
     /// Backwards are split.
     splits: bool,
-    /// They may be computed next to the backwards of earlier layers, which come later in backward.
+    /// Weight gradients may be computed next to the backwards of earlier layers, which come later in backward.
     outlive: bool,
     /// By backward region: gradients that a later region computes.
     kept: HashMap<Region, Vec<PieceEntry>>,

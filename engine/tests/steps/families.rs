@@ -11,7 +11,7 @@ use engine::precision::Precision;
 use parallel::Axis;
 
 use crate::models::{
-    Kind, Layout, Run, all_settings, tiny_gemma2, tiny_gemma3, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3,
+    Kind, Layout, Run, all_settings, off, tiny_gemma2, tiny_gemma3, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3,
 };
 
 const STEPS: usize = 6;
@@ -48,10 +48,6 @@ fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
     let (shape, precision) = (Some(shape.clone()), shape.precision);
     let new = Run::new(Kind::Llama, 4 / data, graphs);
     Run { shape, precision, steps: STEPS, learning_rate: 1e-3, ..new }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 fn bits(weights: &[f32]) -> Vec<u32> {

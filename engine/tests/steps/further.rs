@@ -11,7 +11,7 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
 use crate::experts::tiny_shared;
-use crate::models::{Kind, Layout, Run, SEQ, all_settings, batch, packed, tiny_llama};
+use crate::models::{Kind, Layout, Run, SEQ, all_settings, batch, off, packed, tiny_llama};
 
 const MICROBATCHES: usize = 4;
 
@@ -23,10 +23,6 @@ fn shape(dropout: f32, tied: bool) -> GptShape {
 
 fn run(shape: &GptShape, row: Option<SampleRow>, microbatches: usize, graphs: GraphOptions) -> Run {
     Run { shape: Some(shape.clone()), row, steps: 3, ..Run::new(Kind::Llama, microbatches, graphs) }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
 use crate::experts::{tiny_deepseek, tiny_qwen3_moe, tiny_shared};
-use crate::models::{Kind, Run, all_settings, batch, noise, tiny_gpt, tiny_qwen2, tiny_qwen3};
+use crate::models::{Kind, Run, all_settings, batch, noise, off, tiny_gpt, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 6;
 
@@ -95,10 +95,6 @@ fn train_stage(run: &Run, device: &Device, stage: &mut Stage) -> (Vec<StepResult
     let trained = stage.params().iter().filter(|(spec, _)| is_adapter(&spec.name));
     let values = trained.flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
     (results, values.map(f32::to_bits).collect())
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 #[test]

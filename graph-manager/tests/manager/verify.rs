@@ -159,10 +159,6 @@ impl CustomOp for Alternates {
         "alternates"
     }
 
-    fn check(&self) -> device::Result<()> {
-        Ok(())
-    }
-
     fn accesses(&self) -> Accesses {
         Accesses::new([], [self.output])
     }
@@ -245,10 +241,6 @@ struct Changes {
 impl CustomOp for Changes {
     fn name(&self) -> &'static str {
         "changes"
-    }
-
-    fn check(&self) -> device::Result<()> {
-        Ok(())
     }
 
     fn accesses(&self) -> Accesses {

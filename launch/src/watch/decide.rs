@@ -9,19 +9,19 @@ use super::message::{Beat, Fault};
 pub struct RankStatus {
     /// The name of its host, once it has connected.
     pub host: Option<String>,
-    /// Its process there.
+    /// The rank's process there.
     pub process: u32,
-    /// It has reported its clean end.
+    /// The rank has reported its clean end.
     pub left: bool,
-    /// Its connection is closed.
+    /// The rank's connection is closed.
     pub closed: bool,
-    /// It ended because it got no heartbeats from rank 0.
+    /// The rank ended because it got no heartbeats from rank 0.
     pub lost_monitor: bool,
     /// Time since its last message, or since the monitor started.
     pub silent: Duration,
     /// The error that it reported.
     pub fault: Option<Fault>,
-    /// Its last report of progress.
+    /// The rank's last report of progress.
     pub beat: Option<Beat>,
 }
 
@@ -39,22 +39,22 @@ pub struct Limits {
 pub struct Cause {
     /// The rank at fault.
     pub rank: usize,
-    /// Its fault.
+    /// The rank's fault.
     pub problem: Problem,
 }
 
 /// The fault of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Problem {
-    /// It reported an error.
+    /// The rank reported an error.
     Failed(Fault),
-    /// Its connection broke before its clean end: the process is dead.
+    /// The rank's connection broke before a clean end: the process is dead.
     Died,
-    /// It sends no messages.
+    /// The rank sends no messages.
     Silent,
-    /// It is rank 0, and the monitor was silent for so long that other ranks have ended.
+    /// The rank is rank 0, and the monitor was silent for so long that other ranks have ended.
     Absent,
-    /// It makes no progress.
+    /// The rank makes no progress.
     Hangs {
         /// The ranks that wait for it.
         waiting: Vec<usize>,

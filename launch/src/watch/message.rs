@@ -49,7 +49,7 @@ pub enum Message {
         rank: usize,
         /// The name of its host.
         host: String,
-        /// Its process there.
+        /// The rank's process there.
         process: u32,
     },
     /// The rank's progress.

@@ -18,7 +18,7 @@ pub const RANKS: &str = "ranks.json";
 pub struct RankRow {
     /// The rank.
     pub rank: usize,
-    /// Its host, once it has joined.
+    /// The rank's host, once the rank has joined.
     pub host: Option<String>,
     /// How it is.
     pub state: RankState,
@@ -38,14 +38,14 @@ pub struct RankRow {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RankState {
-    /// It has not connected.
+    /// The rank has not connected.
     #[default]
     Joining,
-    /// It sends heartbeats.
+    /// The rank sends heartbeats.
     Alive,
-    /// It reported its clean end.
+    /// The rank reported a clean end.
     Left,
-    /// It reported an error, or its connection broke.
+    /// The rank reported an error, or its connection broke.
     Failed,
 }
 

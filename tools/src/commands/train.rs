@@ -301,10 +301,7 @@ mod tests {
     #[test]
     fn a_gpu_verifies_only_steps_that_repeat_their_bits() {
         let problem = |text: &str, accelerator| {
-            let mut sources = ConfigSources::default();
-            for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-                sources.set(key, value, "test").unwrap();
-            }
+            let sources = ConfigSources::of_pairs(text).unwrap();
             let plan = RunPlan::new(sources.resolve(), 1).unwrap();
             check_verifiable(&plan, accelerator).err().map(|error| error.to_string())
         };

@@ -14,113 +14,64 @@ pub(crate) struct Curve {
     pub(crate) id: &'static str,
     title: &'static str,
     caption: &'static str,
+    presence: Presence,
     value: fn(&Row) -> Option<f64>,
-    /// Whether most steps have none, so that a missing one is no gap.
-    is_sparse: bool,
-    /// Whether it is left out if no run has it.
-    is_optional: bool,
 }
 
+/// The steps that have the number of a curve.
+#[derive(Clone, Copy, PartialEq)]
+enum Presence {
+    EachStep,
+    /// Some, so that a missing one is no gap.
+    Sparse,
+    /// Each, of some runs. Without such a run the curve is left out.
+    Optional,
+}
+
+use Presence::{EachStep, Optional, Sparse};
+
+const fn curve(
+    id: &'static str,
+    title: &'static str,
+    presence: Presence,
+    value: fn(&Row) -> Option<f64>,
+    caption: &'static str,
+) -> Curve {
+    Curve { id, title, caption, presence, value }
+}
+
+#[rustfmt::skip]
 static CURVES: [Curve; 9] = [
-    Curve {
-        id: "loss",
-        title: "Loss",
-        caption: "Mean loss over the global batch, in nats.",
-        value: |row| row.loss,
-        is_sparse: false,
-        is_optional: false,
-    },
-    Curve {
-        id: "validation",
-        title: "Validation loss",
-        caption: "Mean loss over the validation data, in nats.",
-        value: |row| row.validation_loss,
-        is_sparse: true,
-        is_optional: false,
-    },
-    Curve {
-        id: "throughput",
-        title: "Throughput",
-        caption: "Tokens (or rows) per second over all ranks.",
-        value: |row| row.tokens_per_s,
-        is_sparse: false,
-        is_optional: false,
-    },
-    Curve {
-        id: "memory",
-        title: "Memory",
-        caption: "Planned device memory of rank 0, in MiB.",
-        value: |row| row.memory_bytes.map(|bytes| bytes / f64::from(1 << 20)),
-        is_sparse: false,
-        is_optional: false,
-    },
-    Curve {
-        id: "lr",
-        title: "Learning rate",
-        caption: "Learning rate of the step.",
-        value: |row| row.lr,
-        is_sparse: false,
-        is_optional: false,
-    },
-    Curve {
-        id: "norm",
-        title: "Gradient norm",
-        caption: "Norm of all gradients before clipping.",
-        value: |row| row.grad_norm,
-        is_sparse: false,
-        is_optional: false,
-    },
-    Curve {
-        id: "z-loss",
-        title: "z-loss",
-        caption: "Mean z-loss of the head over the global batch, in nats. Training adds it to the loss.",
-        value: |row| row.z_loss,
-        is_sparse: false,
-        is_optional: true,
-    },
-    Curve {
-        id: "balance-loss",
-        title: "Balance loss",
-        caption: "Mean balance loss of experts over the global batch, in nats, summed over layers. Training adds it to the loss.",
-        value: |row| row.balance_loss,
-        is_sparse: false,
-        is_optional: true,
-    },
-    Curve {
-        id: "router-z-loss",
-        title: "z-loss of routers",
-        caption: "Mean z-loss of routers over the global batch, in nats, summed over layers. Training adds it to the loss.",
-        value: |row| row.router_z_loss,
-        is_sparse: false,
-        is_optional: true,
-    },
+    curve("loss", "Loss", EachStep, |row| row.loss, "Mean loss over the global batch, in nats."),
+    curve("validation", "Validation loss", Sparse, |row| row.validation_loss,
+          "Mean loss over the validation data, in nats."),
+    curve("throughput", "Throughput", EachStep, |row| row.tokens_per_s, "Tokens (or rows) per second over all ranks."),
+    curve("memory", "Memory", EachStep, |row| row.memory_bytes.map(|bytes| bytes / f64::from(1 << 20)),
+          "Planned device memory of rank 0, in MiB."),
+    curve("lr", "Learning rate", EachStep, |row| row.lr, "Learning rate of the step."),
+    curve("norm", "Gradient norm", EachStep, |row| row.grad_norm, "Norm of all gradients before clipping."),
+    curve("z-loss", "z-loss", Optional, |row| row.z_loss,
+          "Mean z-loss of the head over the global batch, in nats. Training adds it to the loss."),
+    curve("balance-loss", "Balance loss", Optional, |row| row.balance_loss,
+          "Mean balance loss of experts over the global batch, in nats, summed over layers. Training adds it to the loss."),
+    curve("router-z-loss", "z-loss of routers", Optional, |row| row.router_z_loss,
+          "Mean z-loss of routers over the global batch, in nats, summed over layers. Training adds it to the loss."),
 ];
 
 /// The curves in the section about experts.
+#[rustfmt::skip]
 static EXPERTS: [Curve; 2] = [
-    Curve {
-        id: "expert-imbalance",
-        title: "Largest load of an expert",
-        caption: "The largest load of an expert over the mean load of its block, in the block with the largest such number. It is 1 if \
-              all experts take the same number of tokens.",
-        value: |row| row.expert_imbalance,
-        is_sparse: false,
-        is_optional: true,
-    },
-    Curve {
-        id: "dropped-choices",
-        title: "Dropped choices",
-        caption: "Choices of experts that were dropped because the experts had as many as their capacity, over all blocks.",
-        value: |row| row.dropped_choices,
-        is_sparse: false,
-        is_optional: true,
-    },
+    curve("expert-imbalance", "Largest load of an expert", Optional, |row| row.expert_imbalance,
+          "The largest load of an expert over the mean load of its block, in the block with the largest such number. It is 1 if \
+           all experts take the same number of tokens."),
+    curve("dropped-choices", "Dropped choices", Optional, |row| row.dropped_choices,
+          "Choices of experts that were dropped because the experts had as many as their capacity, over all blocks."),
 ];
 
 /// The curves among them that these runs have.
 fn shown(curves: &'static [Curve], runs: &[Run]) -> impl Iterator<Item = &'static Curve> {
     let has = |curve: &Curve| runs.iter().any(|run| points(curve, run).iter().any(|(_, value)| value.is_some()));
-    curves.iter().filter(move |curve| !curve.is_optional || has(curve))
+    curves.iter().filter(move |curve| curve.presence != Optional || has(curve))
 }
 
 /// A curve has at most twice so many points. A longer one is cut into so many parts. The lowest and the highest point
@@ -137,7 +88,7 @@ type Known = (u64, f64);
 
 fn points(curve: &Curve, run: &Run) -> Vec<Point> {
     let all = run.metrics.rows.values().map(|row| (row.step, (curve.value)(row)));
-    all.filter(|(_, value)| !curve.is_sparse || value.is_some()).collect()
+    all.filter(|(_, value)| curve.presence != Sparse || value.is_some()).collect()
 }
 
 /// The controls of all curves.
@@ -166,7 +117,7 @@ fn figures(curves: &'static [Curve], runs: &[Run]) -> String {
              walk through the steps\"></div>",
             curve.title,
             curve.id,
-            if curve.is_sparse { " data-sparse" } else { "" }
+            if curve.presence == Sparse { " data-sparse" } else { "" }
         );
         figure(curve.id, &drawing, curve.caption, &numbers(curve, runs))
     };

@@ -21,7 +21,7 @@ const CARDS: &[(&str, &str)] = &[
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Card {
-    /// Its name.
+    /// The GPU's name.
     pub name: String,
     /// Whether its rates were measured. Otherwise they follow from the data sheet and another card's efficiency.
     pub measured: bool,

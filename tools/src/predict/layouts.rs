@@ -23,7 +23,7 @@ pub struct Search<'s> {
     pub ranks: usize,
     /// GPUs of a node.
     pub node: usize,
-    /// Their kind.
+    /// The GPUs' kind.
     pub card: &'s Card,
     /// Whether the user has set an option, by its key.
     pub given: &'s dyn Fn(&str) -> bool,

@@ -46,7 +46,7 @@ pub(super) struct Submitted {
     pub(super) operations: usize,
     /// Graphs, and regions outside of graphs, without transfers by NCCL.
     pub(super) regions: usize,
-    /// Those with some.
+    /// The regions with transfers of NCCL.
     pub(super) regions_with_nccl: usize,
 }
 

@@ -149,10 +149,7 @@ mod tests {
 
     /// The numbers of a small model in the layout of its settings.
     fn of(settings: &str, ranks: usize) -> Vec<RankNumbers> {
-        let mut sources = ConfigSources::default();
-        for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-            sources.set(key, value, "test").unwrap();
-        }
+        let sources = ConfigSources::of_pairs(settings).unwrap();
         let [trial] = trials(&sources.resolve(), ranks).unwrap().try_into().ok().unwrap();
         numbers(&trial.small.config, ranks).unwrap().ranks
     }

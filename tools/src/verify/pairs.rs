@@ -309,10 +309,7 @@ const FORMATS: &[(usize, &str)] = &[
 
 /// Fails unless a layout has the numbers of one rank. Returns what was compared.
 fn verified(ranks: usize, settings: &str) -> Vec<String> {
-    let mut sources = ConfigSources::default();
-    for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-        sources.set(key, value, "test").unwrap();
-    }
+    let sources = ConfigSources::of_pairs(settings).unwrap();
     let [trial] = trials(&sources.resolve(), ranks).unwrap().try_into().ok().unwrap();
     match trial.verdict().unwrap() {
         Verdict::Same(lines) => lines,

@@ -21,12 +21,8 @@ const EXPERTS: &str = "model.preset=tiny-llama model.kv_heads=1 model.experts=4 
                        train.global_batch_size=8 parallel.sequence_parallel=true";
 
 fn config(settings: &str, [tensor, pipeline]: [usize; 2]) -> RunConfig {
-    let mut sources = ConfigSources::default();
     let layout = format!("{settings} parallel.tensor={tensor} parallel.pipeline={pipeline}");
-    for pair in layout.split_whitespace() {
-        let (key, value) = pair.split_once('=').unwrap();
-        sources.set(key, value, "test").unwrap();
-    }
+    let sources = ConfigSources::of_pairs(&layout).unwrap();
     sources.resolve()
 }
 
@@ -39,8 +35,23 @@ enum Plant {
     Divided(Axis),
     /// The sum over the ranks of an axis that have other shards of the parameter, or have it already.
     Summed(Axis),
-    /// Changed so on all ranks of a layout.
-    Changed(fn(Mesh, &mut [Gradient])),
+    /// Changed so on all ranks of a layout, with the words that name it.
+    Changed(fn(Mesh, &mut [Gradient]), [&'static str; 2]),
+}
+
+impl Plant {
+    /// The words that name the fault in a layout: its factor, and its axis. Rounded numbers have no factor of sums.
+    fn words(self, mesh: Mesh, rounded: bool) -> [String; 2] {
+        let over = |axis: Axis, so: &str| {
+            format!("over the {} ranks of the {} axis{so}", mesh.size(axis), format!("{axis:?}").to_lowercase())
+        };
+        match self {
+            Counted(axis) => [format!("is {} times", mesh.size(axis)), over(axis, ": it is counted once a rank")],
+            Divided(axis) => [format!("is 1/{} of", mesh.size(axis)), over(axis, ": it is divided by their number")],
+            Summed(axis) => [if rounded { "in " } else { "by no constant factor" }.into(), over(axis, "")],
+            Changed(_, words) => words.map(str::to_string),
+        }
+    }
 }
 
 /// A rank's gradient of the parameter, and of another one, in the first step.
@@ -70,7 +81,7 @@ fn plant(mesh: Mesh, ranks: &mut [RankNumbers], name: &str, plant: Plant) {
         Counted(axis) => gradients.iter_mut().for_each(|one| one.times(mesh.size(axis) as f32)),
         Divided(axis) => gradients.iter_mut().for_each(|one| one.times(1.0 / mesh.size(axis) as f32)),
         Summed(axis) => sum_over(mesh, axis, &mut gradients),
-        Changed(change) => change(mesh, &mut gradients),
+        Changed(change, _) => change(mesh, &mut gradients),
     }
     for (numbers, gradient) in ranks.iter_mut().zip(gradients) {
         let mut values = gradient.here.into_iter();
@@ -89,73 +100,53 @@ fn sum_over(mesh: Mesh, axis: Axis, gradients: &mut [Gradient]) {
     }
 }
 
-/// A fault: the parameter, what is wrong, and the words that name it.
-type Fault = (&'static str, Plant, [&'static str; 2]);
+/// A fault: the parameter, and what is wrong with it.
+type Fault = (&'static str, Plant);
 
 #[test]
 fn planted_faults_are_found_by_parameter_factor_and_axis() {
     let norm = "h.1.ln_1.weight";
     let of_gpt: [Fault; 6] = [
-        (norm, Counted(Axis::Tensor), ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"]),
-        (
-            "h.0.mlp.c_fc.weight",
-            Counted(Axis::Data),
-            ["is 2 times", "over the 2 ranks of the data axis: it is counted once a rank"],
-        ),
-        (
-            "wte.weight",
-            Divided(Axis::Data),
-            ["is 1/2 of", "over the 2 ranks of the data axis: it is divided by their number"],
-        ),
-        (
-            "wpe.weight",
-            Divided(Axis::Tensor),
-            ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
-        ),
-        (
-            "h.0.attn.c_proj.weight",
-            Summed(Axis::Tensor),
-            ["by no constant factor", "over the 2 ranks of the tensor axis"],
-        ),
+        (norm, Counted(Axis::Tensor)),
+        ("h.0.mlp.c_fc.weight", Counted(Axis::Data)),
+        ("wte.weight", Divided(Axis::Data)),
+        ("wpe.weight", Divided(Axis::Tensor)),
+        ("h.0.attn.c_proj.weight", Summed(Axis::Tensor)),
         (
             "wte.weight",
-            Changed(|mesh, all| {
-                let halves = mesh.size(Axis::Pipeline) > 1;
-                all.iter_mut().filter(|_| halves).for_each(|one| one.times(0.5));
-            }),
-            ["is 1/2 of", "over the 2 ranks of the pipeline axis"],
+            Changed(
+                |mesh, all| {
+                    let halves = mesh.size(Axis::Pipeline) > 1;
+                    all.iter_mut().filter(|_| halves).for_each(|one| one.times(0.5));
+                },
+                ["is 1/2 of", "over the 2 ranks of the pipeline axis"],
+            ),
         ),
     ];
     assert_found(GPT, [2, 2, 2], &of_gpt);
-    let of_experts: [Fault; 2] = [
-        (
-            "h.0.mlp.router.weight",
-            Counted(Axis::Tensor),
-            ["is 4 times", "over the 4 ranks of the tensor axis: it is counted once a rank"],
-        ),
-        (
-            "h.0.attn.c_attn.weight",
-            Summed(Axis::Tensor),
-            ["by no constant factor", "over the 4 ranks of the tensor axis"],
-        ),
-    ];
+    let of_experts: [Fault; 2] =
+        [("h.0.mlp.router.weight", Counted(Axis::Tensor)), ("h.0.attn.c_attn.weight", Summed(Axis::Tensor))];
     assert_found(EXPERTS, [4, 2, 1], &of_experts);
     let of_one_member: [Fault; 2] = [
         (
             norm,
-            Changed(|mesh, all| {
-                let doubles = mesh.size(Axis::Data) == 1 && mesh.ranks() > 1;
-                all.iter_mut().filter(|_| doubles).for_each(|one| one.times(2.0));
-            }),
-            ["is 2 times", "if the data axis has one rank, and not if it has two"],
+            Changed(
+                |mesh, all| {
+                    let doubles = mesh.size(Axis::Data) == 1 && mesh.ranks() > 1;
+                    all.iter_mut().filter(|_| doubles).for_each(|one| one.times(2.0));
+                },
+                ["is 2 times", "if the data axis has one rank, and not if it has two"],
+            ),
         ),
         (
             "h.1.mlp.c_proj.bias",
-            Changed(|mesh, all| {
-                let wrong = mesh.size(Axis::Tensor) > 1 && mesh.size(Axis::Pipeline) > 1;
-                all.iter_mut().filter(|one| wrong && one.rank == 3).for_each(|one| one.times(3.0));
-            }),
-            ["on rank 3 is 3 times", "over no axis alone, but where axes meet"],
+            Changed(
+                |mesh, all| {
+                    let wrong = mesh.size(Axis::Tensor) > 1 && mesh.size(Axis::Pipeline) > 1;
+                    all.iter_mut().filter(|one| wrong && one.rank == 3).for_each(|one| one.times(3.0));
+                },
+                ["on rank 3 is 3 times", "over no axis alone, but where axes meet"],
+            ),
         ),
     ];
     assert_found(GPT, [2, 2, 1], &of_one_member);
@@ -166,38 +157,25 @@ fn planted_faults_are_found_by_parameter_factor_and_axis() {
 fn planted_faults_of_divided_experts_are_found() {
     let up = "h.0.mlp.experts.c_fc.weight";
     let of_two: [Fault; 4] = [
-        (up, Counted(Axis::Expert), ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"]),
-        (
-            up,
-            Divided(Axis::Expert),
-            ["is 1/2 of", "over the 2 ranks of the expert axis: it is divided by their number"],
-        ),
-        (
-            "h.0.mlp.router.weight",
-            Counted(Axis::Expert),
-            ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"],
-        ),
-        (up, Summed(Axis::Expert), ["by no constant factor", "over the 2 ranks of the expert axis"]),
+        (up, Counted(Axis::Expert)),
+        (up, Divided(Axis::Expert)),
+        ("h.0.mlp.router.weight", Counted(Axis::Expert)),
+        (up, Summed(Axis::Expert)),
     ];
     assert_found(&format!("{EXPERTS} parallel.expert=2"), [1, 1, 2], &of_two);
     // Whole experts, of which two ranks that share layers have two each.
-    let of_whole: [Fault; 2] = [
-        (up, Counted(Axis::Expert), ["is 2 times", "over the 2 ranks of the expert axis: it is counted once a rank"]),
-        (
-            "h.0.mlp.router.weight",
-            Divided(Axis::Tensor),
-            ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
-        ),
-    ];
+    let of_whole: [Fault; 2] = [(up, Counted(Axis::Expert)), ("h.0.mlp.router.weight", Divided(Axis::Tensor))];
     assert_found(&format!("{EXPERTS} parallel.expert=2 parallel.expert_tensor=1"), [2, 1, 1], &of_whole);
     // A gradient that doubles with each layer of a group of one.
     let of_one: [Fault; 1] = [(
         up,
-        Changed(|mesh, all| {
-            let doubles = mesh.size(Axis::Expert) == 1 && mesh.ranks() > 1;
-            all.iter_mut().filter(|_| doubles).for_each(|one| one.times(4.0));
-        }),
-        ["is 4 times", "if the expert axis has one rank, and not if it has two"],
+        Changed(
+            |mesh, all| {
+                let doubles = mesh.size(Axis::Expert) == 1 && mesh.ranks() > 1;
+                all.iter_mut().filter(|_| doubles).for_each(|one| one.times(4.0));
+            },
+            ["is 4 times", "if the expert axis has one rank, and not if it has two"],
+        ),
     )];
     assert_found(EXPERTS, [2, 2, 1], &of_one);
 }
@@ -205,18 +183,8 @@ fn planted_faults_of_divided_experts_are_found() {
 /// Muon overwrites gradients, so they are told by its momentum.
 #[test]
 fn planted_faults_are_found_with_muon() {
-    let of_muon: [Fault; 2] = [
-        (
-            "h.0.mlp.c_fc.weight",
-            Counted(Axis::Data),
-            ["is 2 times", "over the 2 ranks of the data axis: it is counted once a rank"],
-        ),
-        (
-            "h.1.attn.c_proj.weight",
-            Divided(Axis::Tensor),
-            ["is 1/2 of", "over the 2 ranks of the tensor axis: it is divided by their number"],
-        ),
-    ];
+    let of_muon: [Fault; 2] =
+        [("h.0.mlp.c_fc.weight", Counted(Axis::Data)), ("h.1.attn.c_proj.weight", Divided(Axis::Tensor))];
     assert_found(&format!("{GPT} optimizer.kind=muon"), [2, 1, 2], &of_muon);
 }
 
@@ -225,26 +193,20 @@ const CONTEXT: &str = "model.layers=2 train.global_batch_size=8 parallel.context
 #[test]
 fn planted_faults_are_found_over_the_ranks_that_divide_sequences() {
     let of_context: [Fault; 3] = [
-        (
-            "h.1.ln_1.weight",
-            Counted(Axis::Context),
-            ["is 2 times", "over the 2 ranks of the context axis: it is counted once a rank"],
-        ),
-        (
-            "h.0.mlp.c_fc.weight",
-            Divided(Axis::Context),
-            ["is 1/2 of", "over the 2 ranks of the context axis: it is divided by their number"],
-        ),
+        ("h.1.ln_1.weight", Counted(Axis::Context)),
+        ("h.0.mlp.c_fc.weight", Divided(Axis::Context)),
         // The gradients of keys, the second third, are not summed.
         (
             "h.0.attn.c_attn.weight",
-            Changed(|mesh, all| {
-                for one in all.iter_mut().filter(|_| mesh.size(Axis::Context) > 1) {
-                    let third = one.here.len() / 3;
-                    one.here[third..2 * third].iter_mut().for_each(|value| *value *= 0.5);
-                }
-            }),
-            ["is 1/2 of", "over the 2 ranks of the context axis"],
+            Changed(
+                |mesh, all| {
+                    for one in all.iter_mut().filter(|_| mesh.size(Axis::Context) > 1) {
+                        let third = one.here.len() / 3;
+                        one.here[third..2 * third].iter_mut().for_each(|value| *value *= 0.5);
+                    }
+                },
+                ["is 1/2 of", "over the 2 ranks of the context axis"],
+            ),
         ),
     ];
     assert_found(CONTEXT, [1, 1, 2], &of_context);
@@ -279,17 +241,9 @@ fn keys_at_the_positions_of_other_parts_are_found() {
 #[test]
 fn planted_faults_are_found_in_the_formats_that_round() {
     let of_formats: [Fault; 3] = [
-        (
-            "h.0.mlp.c_fc.weight",
-            Counted(Axis::Tensor),
-            ["is 2 times", "over the 2 ranks of the tensor axis: it is counted once a rank"],
-        ),
-        (
-            "h.1.attn.c_attn.weight",
-            Divided(Axis::Data),
-            ["is 1/2 of", "over the 2 ranks of the data axis: it is divided by their number"],
-        ),
-        ("wte.weight", Summed(Axis::Data), ["in ", "over the 2 ranks of the data axis"]),
+        ("h.0.mlp.c_fc.weight", Counted(Axis::Tensor)),
+        ("h.1.attn.c_attn.weight", Divided(Axis::Data)),
+        ("wte.weight", Summed(Axis::Data)),
     ];
     assert_found(&format!("{GPT} precision.compute=bf16 parallel.grad_reduce=bf16"), [2, 1, 2], &of_formats);
     let of_8_bits = "model.preset=tiny-llama train.global_batch_size=8 model.ffn=192 precision.compute=bf16 \
@@ -303,7 +257,8 @@ fn assert_found(settings: &str, [tensor, pipeline, data]: [usize; 3], faults: &[
     let planted = Planted::new(settings, [tensor, pipeline, data]);
     assert!(matches!(planted.verdict(&mut |_, _, _| {}), Verdict::Same(_)), "{settings}");
     let format = planted.trial.small.rounded.as_ref().map(|rounded| rounded.format.clone());
-    for (name, fault, words) in faults {
+    for (name, fault) in faults {
+        let words = fault.words(planted.trial.mesh, format.is_some());
         let verdict = planted.verdict(&mut |config, mesh, numbers| {
             if config.precision.compute != Precision::F32 || format.is_none() {
                 plant(mesh, &mut numbers.ranks, name, *fault);
@@ -316,7 +271,7 @@ fn assert_found(settings: &str, [tensor, pipeline, data]: [usize; 3], faults: &[
         );
         let format = format.iter().map(|format| format!("in {format}, ")).collect::<String>();
         let named = format!("{format}step 1: the gradient of {name} on rank");
-        assert!(text.contains(&named) && words.iter().all(|words| text.contains(words)), "{words:?}: {text}");
+        assert!(text.contains(&named) && words.iter().all(|words| text.contains(words.as_str())), "{words:?}: {text}");
     }
 }
 

@@ -391,10 +391,7 @@ mod tests {
 
     /// The small model of a run, in a layout of these sizes along tensor, data and pipeline.
     fn of(settings: &str, [tensor, data, pipeline]: [usize; 3]) -> Small {
-        let mut sources = ConfigSources::default();
-        for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-            sources.set(key, value, "test").unwrap();
-        }
+        let sources = ConfigSources::of_pairs(settings).unwrap();
         let config = sources.resolve();
         let ranks = config.parallel.tensor * config.parallel.pipeline;
         small(&RunPlan::new(config, ranks).unwrap(), of_sizes([tensor, 1, 1, data, pipeline], OfExpert::Channels))

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, mpirun, printed, run, saved, stdout_of, trainer};
+use crate::harness::{Folder, bits, cases, copy_run, expect, metrics, mpirun, printed, run, saved, stdout_of, trainer};
 use crate::mistakes::refused;
 
 /// Three blocks: a dense one, and two with four experts and a shared one.
@@ -229,53 +229,7 @@ fn megatrons_flags_without_effect_on_experts_are_told_in_a_line_each() {
 fn mistakes_about_experts_are_one_line_with_the_value_the_rule_and_the_fix() {
     let folder = Folder::new("experts-mistakes");
     let model = "--swiglu --disable-bias-linear --num-experts 4";
-    for (flags, needles) in [
-        ("--num-experts 4 --disable-bias-linear", &["model.activation = \"gelu\"", "have a gate", "\"swiglu\""][..]),
-        ("MODEL --moe-router-topk 5", &["model.experts_per_token = 5 with model.experts = 4", "once"]),
-        ("MODEL --moe-router-topk 1", &["model.router_normalise = true", "--router-normalise=false"]),
-        (
-            "MODEL --bf16 --fp8-format hybrid --fp8-recipe rowwise",
-            &["precision.fp8_recipe = \"rowwise\"", "one scale a tensor", "\"tensorwise\""],
-        ),
-        ("MODEL --expert-pattern 0 0", &["model.expert_pattern = [0, 0]", "at least one 1"]),
-        ("MODEL --expert-pattern 0 0 1", &["[0, 0, 1] with model.layers = 2", "more layers"]),
-        (
-            "MODEL --moe-expert-capacity-factor 0",
-            &["model.expert_capacity_factor = 0", "above 0", "nothing is dropped"],
-        ),
-        ("MODEL --moe-expert-capacity-factor -1", &["model.expert_capacity_factor = -1", "above 0", "leave it out"]),
-        ("MODEL --moe-expert-capacity-factor inf", &["model.expert_capacity_factor = ", "inf"]),
-        ("MODEL --moe-expert-capacity-factor nan", &["model.expert_capacity_factor = ", "nan"]),
-        (
-            "MODEL --moe-expert-rank-capacity-factor 1.5",
-            &["parallel.expert_row_budget = 1.5 with parallel.expert = 1", "divide experts", "leave it out"],
-        ),
-        ("MODEL --moe-token-drop-policy first", &["token_drop_policy = \"first\"", "probs"]),
-        ("MODEL --moe-aux-loss-coeff -1", &["train.balance_loss_multiplier = -1", "not negative"]),
-        ("MODEL --moe-router-score-function sqrtsoftplus", &["\"sqrtsoftplus\"", "or \"sigmoid\""]),
-        ("MODEL --preset tiny-llama --lora-rank 4 --lora-dropout 0.1", &["experts.w1", "drop nothing"]),
-        (
-            "MODEL --expert-tensor-parallel-size 2",
-            &["parallel.expert_tensor = 2 with parallel.tensor = 1", "whole on its rank", "leave it out"],
-        ),
-        (
-            "MODEL --enable-cuda-graph --cuda-graph-modules moe moe_router",
-            &["[\"moe\", \"moe_router\"]", "its first half", "name one of the two"],
-        ),
-        (
-            "MODEL --enable-cuda-graph --cuda-graph-modules attn moe_preprocess",
-            &["[\"attention\", \"moe_preprocess\"]", "adds to the graph of moe_router", "name moe_router too"],
-        ),
-        (
-            "MODEL --enable-cuda-graph --cuda-graph-modules mlp",
-            &["[\"mlp\"] with model.experts", "all blocks have experts", "name moe instead of mlp"],
-        ),
-        (
-            "MODEL --enable-cuda-graph --cuda-graph-modules moe_router --recompute-granularity full",
-            &["[\"moe_router\"] with recompute.granularity = \"full\"", "moe for experts"],
-        ),
-        ("MODEL --print-activations h.0.mlp", &["[\"h.0.mlp\"]", "mlp (moe where it has experts) and attention"]),
-    ] {
-        refused(&folder.0, &flags.replace("MODEL", model), &[], needles);
+    for (flags, needles) in cases("experts") {
+        refused(&folder.0, &flags.replace("MODEL", model), &[], &needles);
     }
 }

@@ -161,6 +161,22 @@ fn unwrapped(text: &str) -> String {
     flat
 }
 
+/// The cases of a file in `refused`: each has a line, and below it indented lines, in which `\n` is the end of one. `#`
+/// begins a comment.
+pub fn cases(name: &str) -> Vec<(&'static str, Vec<&'static str>)> {
+    let file = format!("{}/tests/app/refused/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    let text: &str = std::fs::read_to_string(file).unwrap().leak();
+    let mut cases: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        match (line.strip_prefix("    "), cases.last_mut()) {
+            (Some(part), Some((_, parts))) => parts.push(part.replace("\\n", "\n").leak()),
+            _ => cases.push((line, Vec::new())),
+        }
+    }
+    assert!(!cases.is_empty() && cases.iter().all(|(_, parts)| !parts.is_empty()), "a case says what is told");
+    cases
+}
+
 /// Fails unless the run ends with that code and prints all of `parts`, whether a plan's box wraps them or not.
 pub fn expect(output: &Output, code: i32, parts: &[&str]) {
     let text = printed(output);

@@ -9,88 +9,10 @@ use toml::{Table, Value};
 use crate::data_files::LICENSES;
 use crate::harness::{Folder, expect, printed, set_mpi};
 
-/// A launch script in the form of Megatron's examples.
-const MEGATRON: &str = r#"#!/bin/bash
-# Runs the "tiny" parameter model
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-GPUS_PER_NODE=2
-NUM_NODES=${SLURM_NNODES:-1}
-WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
-CHECKPOINT_PATH=$1 #<Specify path>
-DATA_PATH="tokens"
-HIDDEN=32
-if [ -n "$PROFILE" ]; then
-    EXTRA="--profile"
-fi
-
-DISTRIBUTED_ARGS=(
-    --nproc_per_node $GPUS_PER_NODE
-    --nnodes $NUM_NODES
-    --master_addr ${MASTER_ADDR:-localhost}
-)
-GPT_MODEL_ARGS=(
-    --num-layers 2
-    --hidden-size ${HIDDEN}
-    --ffn-hidden-size $((HIDDEN * 4))
-    --num-attention-heads 4
-    --seq-length 16
-    --max-position-embeddings 16
-    --attention-backend auto # Can use (flash/fused/unfused/local)
-    --vocab-size 256
-)
-TRAINING_ARGS=(
-    --micro-batch-size 1
-    --global-batch-size 8
-    --train-samples 32
-    --lr-decay-samples 64
-    --weight-decay 0.1
-    --adam-beta1 0.9
-    --lr 6.0e-3
-    --lr-decay-style cosine
-    --min-lr 6.0e-4
-    --lr-warmup-fraction .25
-    --fp16
-)
-DATA_ARGS="
-    --mock-data \
-    --split 99,1,0"
-EVAL_AND_LOGGING_ARGS=(
-    --log-interval 1
-    --save-interval 2
-    --eval-interval 2
-    --eval-iters 1
-    --save "$CHECKPOINT_PATH"
-    --tensorboard-dir $TENSORBOARD_LOGS_PATH
-)
-
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
-    ${GPT_MODEL_ARGS[@]} \
-    ${TRAINING_ARGS[@]} \
-    $DATA_ARGS \
-    "${EVAL_AND_LOGGING_ARGS[@]}" $EXTRA 2>&1 | tee log
-"#;
-
-const NANOGPT: &str = "# train a miniature model\nimport time\n\nout_dir = 'out'\neval_interval = 2 # often\neval_iters = 8\n\
-    log_interval = 10\nalways_save_checkpoint = False\nwandb_log = False\nwandb_project = 'shakespeare-char'\n\
-    wandb_run_name = 'mini-' + str(time.time())\ndataset = 'gpl_char'\ngradient_accumulation_steps = 2 * 2\n\
-    batch_size = 4\nblock_size = 16\nn_layer = 2\nn_head = 4\nn_embd = 32\ndropout = 0.2\nlearning_rate = 1e-3\n\
-    max_iters = 4\nlr_decay_iters = 4\nmin_lr = 1e-4\nbeta2 = 0.99\nwarmup_iters = 1\ndevice = 'cpu'\ncompile = False\n\
-    dtype = 'float32'\n";
-
-const TORCHTITAN: &str = "[job]\ndump_folder = \"./outputs\"\n[model]\nname = \"llama3\"\nflavor = \"8B\"\n\
-    hf_assets_path = \"./assets/hf/Llama-3.1-8B\"\n[optimizer]\nname = \"AdamW\"\nlr = 3e-4\n[lr_scheduler]\n\
-    warmup_steps = 200\ndecay_ratio = 0.5\nmin_lr_factor = 0.1\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n\
-    max_norm = 0.5\nsteps = 1000\ndataset = \"c4\"\n[parallelism]\ndata_parallel_shard_degree = -1\n\
-    tensor_parallel_degree = 2\ncontext_parallel_degree = 2\n[checkpoint]\nenable = true\nasync_mode = \"async\"\n\
-    [compile]\nenable = true\n[wombat]\neats = \"grass\"\n";
-
-const HUGGING_FACE: &str = r#"{"output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
-    "learning_rate": 2e-4, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "max_steps": 50, "bf16": true,
-    "logging_steps": 5, "save_steps": 25, "save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 20,
-    "report_to": ["tensorboard"], "gradient_checkpointing": true, "deepspeed": "ds.json", "push_to_hub": false,
-    "optim": "adafactor", "use_peft": true, "lora_r": 8, "lora_target_modules": "all-linear", "fsdp": [],
-    "load_in_4bit": true, "bnb_4bit_quant_type": "nf4",
-    "model_name_or_path": "meta-llama/Llama-3.2-1B", "hub_token": null, "completion_only_loss": true, "new_thing": 3}"#;
+/// A file of another trainer, or the values that it means.
+fn example(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/tests/app/imported/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
 
 fn import(folder: &Path, name: &str, text: &str, flags: &str) -> Output {
     std::fs::write(folder.join(name), text).unwrap();
@@ -141,14 +63,8 @@ fn assert_comments(page: &str, comments: &[&[&str]]) {
 
 #[test]
 fn a_launch_script_of_megatron_becomes_a_configuration() {
-    let (table, page) = imported("train.sh", MEGATRON, "", 2);
-    assert_values(
-        &table,
-        "[model]\nlayers = 2\nhidden = 32\nffn = 128\nheads = 4\nseq_length = 16\nvocab = 256\nhidden_dropout = 0.1\n\
-         [train]\nmicro_batch_size = 1\nglobal_batch_size = 8\nsteps = 4\nseed = 1234\neval_interval = 2\neval_steps = 1\n\
-         [optimizer]\nlr = 6e-3\nmin_lr = 6e-4\nwarmup_steps = 2\nbetas = [0.9, 0.999]\nweight_decay = 0.1\n\
-         [data]\nsplit = 0.99\n[checkpoint]\ninterval = 2\n[logging]\ninterval = 1\n",
-    );
+    let (table, page) = imported("train.sh", &example("megatron.txt"), "", 2);
+    assert_values(&table, &example("megatron.toml"));
     assert!(table["checkpoint"].get("dir").is_none() && table["logging"].get("tensorboard").is_none(), "{page}");
     assert_comments(
         &page,
@@ -243,16 +159,8 @@ fn settings_of_other_trainers_keep_their_meaning() {
 
 #[test]
 fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
-    let (table, page) = imported("train_mini.py", NANOGPT, "", 1);
-    assert_values(
-        &table,
-        "[model]\nlayers = 2\nhidden = 32\nheads = 4\nseq_length = 16\nbias = false\nhidden_dropout = 0.2\n\
-         attention_dropout = 0.2\n[data]\npath = \"data/gpl_char/train.bin\"\nvalidation_path = \"data/gpl_char/val.bin\"\n\
-         raw_tokens = \"u16\"\n[train]\nmicro_batch_size = 4\nglobal_batch_size = 16\nsteps = 4\neval_interval = 2\n\
-         eval_steps = 2\ndevice = \"host\"\n[optimizer]\nlr = 1e-3\nmin_lr = 1e-4\nbetas = [0.9, 0.99]\nweight_decay = 0.1\n\
-         warmup_steps = 1\nclip = 1.0\nschedule = \"cosine\"\n[precision]\ncompute = \"f32\"\n[cuda_graph]\nenable = false\n\
-         [checkpoint]\ndir = \"out\"\ninterval = 0\nsave_best = true\n",
-    );
+    let (table, page) = imported("train_mini.py", &example("nanogpt.txt"), "", 1);
+    assert_values(&table, &example("nanogpt.toml"));
     assert_comments(
         &page,
         &[
@@ -275,15 +183,8 @@ fn a_configuration_of_nanogpt_becomes_ours_with_the_defaults_of_its_trainer() {
 
 #[test]
 fn a_job_of_torchtitan_becomes_a_configuration() {
-    let (table, page) = imported("llama3_8b.toml", TORCHTITAN, "--ranks 8", 8);
-    assert_values(
-        &table,
-        "[model]\npreset = \"llama-8b\"\nseq_length = 8192\n[data]\ntokenizer = \"./assets/hf/Llama-3.1-8B\"\n\
-         [train]\nmicro_batch_size = 1\nglobal_batch_size = 2\nsteps = 1000\n[optimizer]\nkind = \"adamw\"\nlr = 3e-4\n\
-         min_lr = 3e-5\nclip = 0.5\nschedule = \"wsd\"\ndecay_steps = 500\nbetas = [0.9, 0.95]\n[parallel]\ntensor = 2\n\
-         context = 2\ndata_parallel_sharding = \"optim_grads_params\"\n[checkpoint]\ndir = \"checkpoint\"\nkeep = 10\nasync_save = true\n[cuda_graph]\nenable = true\n\
-         [recompute]\ngranularity = \"selective\"\n[precision]\ncompute = \"bf16\"\n",
-    );
+    let (table, page) = imported("llama3_8b.toml", &example("torchtitan.txt"), "--ranks 8", 8);
+    assert_values(&table, &example("torchtitan.toml"));
     assert_comments(
         &page,
         &[
@@ -297,15 +198,8 @@ fn a_job_of_torchtitan_becomes_a_configuration() {
 
 #[test]
 fn arguments_of_hugging_face_become_a_configuration() {
-    let (table, page) = imported("args.json", HUGGING_FACE, "--ranks 2", 2);
-    assert_values(
-        &table,
-        "[train]\nmicro_batch_size = 2\nglobal_batch_size = 16\nsteps = 50\nseed = 42\neval_interval = 20\n\
-         [optimizer]\nlr = 2e-4\nschedule = \"cosine\"\nmin_lr = 0.0\nwarmup_steps = 5\nbetas = [0.9, 0.999]\nweight_decay = 0.0\n\
-         clip = 1.0\n[precision]\ncompute = \"bf16\"\nfrozen_weights = \"nf4\"\n[recompute]\ngranularity = \"full\"\n[logging]\ninterval = 5\n\
-         tensorboard = true\n[checkpoint]\ndir = \"out\"\ninterval = 25\nkeep = 2\n[data]\nsft = true\n\
-         [model]\nlora_rank = 8\nlora_alpha = 32.0\nlora_dropout = 0.05\nlora_target_modules = [\"all-linear\"]\n",
-    );
+    let (table, page) = imported("args.json", &example("hugging_face.txt"), "--ranks 2", 2);
+    assert_values(&table, &example("hugging_face.toml"));
     assert!(!page.contains("push_to_hub") && !page.contains("hub_token") && !page.contains("fsdp"), "{page}");
     assert_comments(
         &page,
@@ -387,7 +281,7 @@ fn follow(folder: &Folder, script: &str) -> String {
 #[test]
 fn a_user_of_megatron_comes_from_a_launch_script_to_a_run_and_a_job() {
     let folder = Folder::new("from-megatron");
-    std::fs::write(folder.path("train.sh"), MEGATRON).unwrap();
+    std::fs::write(folder.path("train.sh"), example("megatron.txt")).unwrap();
     follow(
         &folder,
         "trainer import train.sh > run.toml
@@ -411,7 +305,7 @@ fn a_user_of_nanogpt_comes_from_a_text_and_a_configuration_to_samples() {
     let (train, validation) = tokens.split_at(tokens.len() / 20 * 18);
     std::fs::write(data.join("train.bin"), train).unwrap();
     std::fs::write(data.join("val.bin"), validation).unwrap();
-    std::fs::write(folder.path("train_mini.py"), NANOGPT).unwrap();
+    std::fs::write(folder.path("train_mini.py"), example("nanogpt.txt")).unwrap();
     let printed = follow(
         &folder,
         "trainer import train_mini.py > run.toml

@@ -32,7 +32,7 @@ choice! {
         Config = "hf-config.json",
         /// How it generates text.
         Generation = "hf-generation_config.json",
-        /// Its tokenizer.
+        /// The model's tokenizer.
         Tokenizer = "hf-tokenizer.json",
         /// How `transformers` uses that.
         TokenizerConfig = "hf-tokenizer_config.json",
@@ -42,7 +42,7 @@ choice! {
         AddedTokens = "hf-added_tokens.json",
         /// The tokens of a tokenizer without `tokenizer.json`.
         Vocabulary = "hf-vocab.json",
-        /// Its merges.
+        /// The tokenizer's merges.
         Merges = "hf-merges.txt",
         /// A tokenizer of SentencePiece.
         SentencePiece = "hf-tokenizer.model",
@@ -57,7 +57,7 @@ choice! {
 pub type KeptFile = (SourceFile, Vec<u8>);
 
 impl SourceFile {
-    /// Its name in a folder of Hugging Face.
+    /// The file's name in a folder of Hugging Face.
     pub fn at_hugging_face(self) -> &'static str {
         self.word().trim_start_matches("hf-")
     }

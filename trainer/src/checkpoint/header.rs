@@ -42,16 +42,16 @@ const TYPES: [(&str, u64); 16] = [
 pub(crate) struct TensorHeader {
     /// The type of its values.
     pub(crate) dtype: String,
-    /// Its sizes.
+    /// The tensor's sizes.
     pub(crate) shape: Vec<usize>,
-    /// Its first byte, and the one after its last, counted from the end of the header.
+    /// The tensor's first byte, and the one after its last, counted from the end of the header.
     pub(crate) data_offsets: [u64; 2],
 }
 
 /// The header of a file.
 #[derive(Debug)]
 pub(crate) struct FileHeader {
-    /// Its tensors by name.
+    /// The file's tensors by name.
     pub(crate) tensors: BTreeMap<String, TensorHeader>,
     /// The offset of the first value in the file.
     pub(crate) data: u64,

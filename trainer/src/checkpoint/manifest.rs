@@ -112,9 +112,9 @@ impl SpikeEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "FileFields", into = "FileFields")]
 pub struct FileEntry {
-    /// Its name in the folder.
+    /// The file's name in the folder.
     pub name: String,
-    /// Its size.
+    /// The file's size.
     pub bytes: u64,
     /// The hash of its content.
     pub hash: ContentHash,
@@ -163,7 +163,7 @@ pub struct TensorEntry {
     pub name: String,
     /// The file.
     pub file: String,
-    /// Its name in the file, if that is not the tensor's.
+    /// The tensor's name in the file, if that is not the tensor's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The whole tensor's shape, padding not counted.
@@ -189,11 +189,11 @@ pub struct Damage {
 /// Whether a damaged checkpoint is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Its content differs from the content that was written.
+    /// The file's content differs from the content that was written.
     Lost,
-    /// It may be complete: the system does not let it be read now, or this build cannot read it.
+    /// The checkpoint may be complete: the system does not let it be read now, or this build cannot read it.
     Unreadable,
-    /// It has links or other things in place of files. Their targets may be complete, but are not read.
+    /// The checkpoint has links or other things in place of files. Their targets may be complete, but are not read.
     NotFiles,
 }
 

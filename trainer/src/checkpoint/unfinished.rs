@@ -117,7 +117,7 @@ pub(super) struct UnfinishedSave {
 pub(super) enum News {
     /// Nothing is known yet.
     None,
-    /// It is complete. Only the rank that leads hears it.
+    /// The checkpoint is complete. Only the rank that leads hears it.
     Published(Published),
     /// This rank could not do its part.
     Failed(SaveError),

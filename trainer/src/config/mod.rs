@@ -1,11 +1,12 @@
 //! From the command line and a file to a checked plan.
 //!
-//! 1. [`options`]: the table of all options. Flags, help, defaults and `docs/options.md` are made from it.
+//! 1. [`options`]: the table of all options. Flags, help, defaults, sections and `docs/options.md` are made from it.
 //! 2. [`ConfigSources`]: collects values from defaults, a preset, a file and flags, and resolves them to a [`RunConfig`].
 //! 3. [`plan::RunPlan`]: checks the [`RunConfig`] and derives every size of the run.
 
 pub mod advice;
 pub mod checks;
+mod choices;
 pub mod megatron;
 pub mod model_name;
 pub(crate) mod optimizers;
@@ -19,14 +20,18 @@ mod sections;
 mod sources;
 pub mod unused_settings;
 
-pub use optimizers::{OptimizerChoice, OwnOptimizer};
-pub use plan::has_documents;
-pub use sections::{
-    Activation, AmaxAlgo, BalanceLossOver, CheckpointConfig, ContextTransfersChoice, CudaGraphConfig,
-    DataParallelSharding, DecayStyle, DeviceChoice, DpoConfig, ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce,
-    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization,
-    OffloadConfig, OptimizerConfig, OwnSettings, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig,
-    PreferenceLoss, QkNormOver, RecomputeConfig, RecomputeGranularity, ResidualInit, Resume, RopeScalingType,
-    RouterScore, RunConfig, SyncDebugChoice, TensorTransfers, TokenDropPolicy, TrainConfig, VerifyMemory, by_key,
+pub use choices::{
+    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
+    ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype,
+    NormPlacement, Normalization, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
+    RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
+    TokenDropPolicy, VerifyMemory,
 };
+pub use optimizers::{OptimizerChoice, OwnOptimizer};
+pub use options::{
+    CheckpointConfig, CudaGraphConfig, DpoConfig, LoggingConfig, ModelConfig, OffloadConfig, OptimizerConfig,
+    ParallelConfig, PrecisionConfig, RecomputeConfig, TrainConfig,
+};
+pub use plan::has_documents;
+pub use sections::{OwnSettings, RunConfig, by_key};
 pub use sources::ConfigSources;

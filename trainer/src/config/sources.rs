@@ -115,6 +115,31 @@ impl ConfigSources {
         Ok(())
     }
 
+    /// As [`ConfigSources::set`], of `key=value`.
+    ///
+    /// # Errors
+    /// No equals sign, an unknown key, a value of the wrong type.
+    pub fn set_pair(&mut self, pair: &str) -> Result<(), UserError> {
+        let (key, value) = pair.split_once('=').ok_or_else(|| {
+            UserError::new(
+                format!("--set {pair}"),
+                "--set takes a key, an equals sign and a value",
+                "for example --set train.steps=100",
+            )
+        })?;
+        self.set(key.trim(), value.trim(), "--set")
+    }
+
+    /// The sources that have the values of a text alone, each a word `key=value`.
+    ///
+    /// # Errors
+    /// As [`ConfigSources::set_pair`].
+    pub fn of_pairs(text: &str) -> Result<ConfigSources, UserError> {
+        let mut sources = ConfigSources::default();
+        text.split_whitespace().try_for_each(|pair| sources.set_pair(pair))?;
+        Ok(sources)
+    }
+
     /// Notices about values that were taken as other words.
     pub fn notices(&self) -> impl Iterator<Item = String> {
         self.notices.iter().cloned()

@@ -259,137 +259,26 @@ mod tests {
     use crate::config::recipes::RECIPES;
     use crate::families::Preset;
 
-    const MIXTURE: &str = "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false";
-    const BIASED: &str =
-        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.router_bias=true";
-    const BALANCED: &str =
-        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.balance_loss_multiplier=0.01";
-
-    const GROUPED: &str =
-        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.expert_groups=2";
-    const LIMITED: &str =
-        "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.expert_capacity_factor=1.5";
+    /// Names that the cases have for models.
+    const MODELS: [(&str, &str); 5] = [
+        ("BIASED", "MIXTURE model.router_bias=true"),
+        ("BALANCED", "MIXTURE train.balance_loss_multiplier=0.01"),
+        ("GROUPED", "MIXTURE model.expert_groups=2"),
+        ("LIMITED", "MIXTURE model.expert_capacity_factor=1.5"),
+        ("MIXTURE", "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false"),
+    ];
 
     /// The notices for `key=value` pairs.
     fn told(text: &str) -> Vec<String> {
-        let mut sources = ConfigSources::default();
-        for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-            sources.set(key, value, "test").unwrap();
-        }
+        let sources = ConfigSources::of_pairs(text).unwrap();
         notices(&RunPlan::new(sources.resolve(), 1).unwrap(), false)
     }
 
     #[test]
     fn a_setting_without_effect_is_one_line_and_none_where_it_has_an_effect() {
-        for (setting, beside, says) in [
-            ("parallel.sequence_parallel=true", "", "parallel.tensor = 1"),
-            ("parallel.tensor_transfers=\"nccl\"", "", "parallel.tensor = 1"),
-            ("cuda_graph.scope=full_iteration", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.modules=attention", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.layers=[1]", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.warmup_steps=3", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.share_io_buffers=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.capture_optimizer=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.overlap_microbatches=true", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.verify=9", "cuda_graph.enable=true", "--enable-cuda-graph"),
-            ("cuda_graph.verify_memory=shared", "cuda_graph.enable=true cuda_graph.verify=5", "no step is verified"),
-            (
-                "cuda_graph.overlap_microbatches=true cuda_graph.enable=true train.global_batch_size=2",
-                "train.global_batch_size=4",
-                "one microbatch",
-            ),
-            (
-                "cuda_graph.enable=true cuda_graph.warmup_steps=160 train.steps=160",
-                "train.steps=161",
-                "no training step is captured",
-            ),
-            ("optimizer.decay_steps=900", "optimizer.schedule=wsd", "optimizer.schedule = \"wsd\""),
-            ("optimizer.momentum=0.9", "optimizer.kind=sgd", "optimizer.kind = \"sgd\""),
-            ("optimizer.muon_momentum=0.9", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
-            ("optimizer.muon_num_ns_steps=4", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
-            ("optimizer.kind=sgd optimizer.exp_avg_dtype=bf16", "optimizer.kind=lion", "optimizer.kind = \"adamw\""),
-            (
-                "optimizer.kind=lion optimizer.exp_avg_sq_dtype=bf16",
-                "optimizer.kind=muon",
-                "optimizer.kind = \"adamw\"",
-            ),
-            ("optimizer.skip_step_interval=64", "optimizer.skip_step_sigma_factor=6.0", "skip_step_sigma_factor"),
-            ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
-            ("recompute.keep_attention=true", "recompute.granularity=full", "recompute.granularity = \"full\""),
-            (
-                "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",
-                "train.steps=1000",
-                "is cut to 10 steps",
-            ),
-            ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "there is no decay"),
-            ("model.rope_base=500000.0", "model.position=rotary", "model.position = \"rotary\""),
-            ("model.rope_scaling=[8.0]", "model.position=rotary model.rope_scaling_type=linear", "\"rotary\""),
-            ("model.rope_scaling_type=yarn", "", "without model.rope_scaling"),
-            ("model.window_pattern=[1,0]", "model.sliding_window=8", "no block has a window"),
-            ("model.qk_norm_over=all_heads", "", "without model.qk_norm"),
-            (
-                "model.position=rotary model.max_position_embeddings=128",
-                "model.position=learned",
-                "model.position = \"learned\"",
-            ),
-            ("model.qkv_bias=true", "model.bias=false", "with model.bias = true"),
-            ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
-            ("parallel.data_parallel_sharding=optim_grads", "", "one data-parallel rank"),
-            ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
-            ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
-            ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),
-            ("checkpoint.memory_interval=5", "checkpoint.dir=kept", "--save"),
-            ("checkpoint.async_save=false", "checkpoint.dir=kept", "--save"),
-            ("logging.trace_after=3", "logging.trace=trace.json", "--trace"),
-            ("data.split=0.99", "data.path=text", "without data.path"),
-            ("data.path=text data.split=0.99 data.validation_path=text", "data.split=0.9", "data.validation_path"),
-            ("model.kind=mlp model.layers=4", "model.kind=gpt", "model.kind = \"gpt\""),
-            ("model.kind=mlp model.kv_heads=2", "model.kind=gpt", "model.kind = \"gpt\""),
-            ("model.kind=mlp train.z_loss_multiplier=1e-5", "model.kind=gpt", "model.kind = \"gpt\""),
-            ("model.kind=mlp train.balance_loss_multiplier=0.01", MIXTURE, "model.kind = \"gpt\""),
-            ("model.kind=mlp train.balance_loss_over=sequence", BALANCED, "model.kind = \"gpt\""),
-            ("model.kind=mlp train.router_z_loss_multiplier=0.001", MIXTURE, "model.kind = \"gpt\""),
-            ("model.kind=mlp train.force_expert_balance=true", MIXTURE, "model.kind = \"gpt\""),
-            ("model.experts_per_token=3", MIXTURE, "--num-experts"),
-            ("model.expert_groups=2", MIXTURE, "--num-experts"),
-            ("model.expert_groups_per_token=2", GROUPED, "--num-experts"),
-            ("model.expert_group_score=highest", GROUPED, "--num-experts"),
-            ("model.expert_ffn=32", MIXTURE, "--num-experts"),
-            ("model.shared_expert_ffn=32", MIXTURE, "--num-experts"),
-            ("model.expert_pattern=[0,1]", MIXTURE, "--num-experts"),
-            ("model.expert_capacity_factor=1.5", MIXTURE, "--num-experts"),
-            ("model.token_drop_policy=position", LIMITED, "--num-experts"),
-            (
-                "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false model.token_drop_policy=position",
-                "model.expert_capacity_factor=1.5",
-                "nothing is dropped",
-            ),
-            ("model.router_score=sigmoid", MIXTURE, "--num-experts"),
-            ("model.router_normalise=false", MIXTURE, "--num-experts"),
-            ("model.router_scale=2.5", MIXTURE, "--num-experts"),
-            ("model.router_bias=true", MIXTURE, "--num-experts"),
-            ("train.router_bias_update_rate=0.01", BIASED, "--num-experts"),
-            (
-                "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.router_bias_update_rate=0.01",
-                "model.router_bias=true",
-                "routers have no bias",
-            ),
-            ("model.kind=mlp train.router_bias_update_rate=0.01", BIASED, "model.kind = \"gpt\""),
-            ("train.balance_loss_multiplier=0.01", MIXTURE, "--num-experts"),
-            ("train.router_z_loss_multiplier=0.001", MIXTURE, "--num-experts"),
-            ("train.force_expert_balance=true", MIXTURE, "--num-experts"),
-            ("train.balance_loss_over=sequence", BALANCED, "--num-experts"),
-            (
-                "model.kind=gpt model.experts=4 model.activation=swiglu model.bias=false train.balance_loss_over=sequence",
-                "train.balance_loss_multiplier=0.01",
-                "there is no balance loss",
-            ),
-            ("model.layer_sizes=[4,2]", "model.kind=mlp", "model.kind = \"mlp\""),
-            ("optimizer.kind=sgd optimizer.betas=[0.8,0.9]", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
-            ("optimizer.kind=lion optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
-            ("optimizer.kind=sgd optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
-            ("train.steps=20", "optimizer.warmup_steps=20", "never reaches optimizer.lr"),
-        ] {
+        for line in include_str!("unused_settings.txt").lines().skip(1) {
+            let line = MODELS.iter().fold(line.to_string(), |line, (name, model)| line.replace(name, model));
+            let [setting, beside, says] = line.split(" | ").collect::<Vec<_>>()[..] else { panic!("{line}") };
             let lines = told(setting);
             assert!(lines.len() == 1 && lines[0].contains(says), "{setting}: {lines:?}");
             if !beside.is_empty() {

@@ -10,7 +10,7 @@ use toml::Value;
 
 use super::config_json::{ConfigJson, MOST_LAYERS};
 use super::expert_files::{self, every, value};
-use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Requirement, Size, TensorNames};
+use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Requirement, TensorNames, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{
     EXPERTS, NO_BIAS, NO_QKV_BIAS, NO_SCORE_CAP, NO_WINDOWS, ONE_BASE, PRE_NORM, RMS_NORM, ROTARY, SWIGLU,
@@ -24,15 +24,14 @@ pub const DEEPSEEK_V2: ModelFamily = ModelFamily {
                 bias = false; residual_init = "plain"; tie_embeddings = false; kv_latent = 512; rotary_head_dim = 64;
                 router_normalise = false"#,
     // config.json of deepseek-ai/DeepSeek-V2-Lite. Learning rates are as in the paper.
-    sizes: &[Size {
-        name: "deepseek-v2-lite",
-        model: r#"layers = 27; hidden = 2048; heads = 16; head_dim = 192; value_head_dim = 128; ffn = 10944;
-                  experts = 64; experts_per_token = 6; expert_ffn = 1408; shared_expert_ffn = 2816; vocab = 102400;
-                  seq_length = 4096; rope_scaling = [40.0, 4096.0, 32.0, 1.0, 1.0]; rope_scaling_type = "yarn";
-                  query_pre_attn_scalar = 75.98208793209287;
-                  expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#,
-        training: &large_with_experts("4.2e-4", "0.003"),
-    }],
+    sizes: sizes! {
+        "deepseek-v2-lite", large_with_experts("4.2e-4", "0.003"),
+            r#"layers = 27; hidden = 2048; heads = 16; head_dim = 192; value_head_dim = 128; ffn = 10944;
+               experts = 64; experts_per_token = 6; expert_ffn = 1408; shared_expert_ffn = 2816; vocab = 102400;
+               seq_length = 4096; rope_scaling = [40.0, 4096.0, 32.0, 1.0, 1.0]; rope_scaling_type = "yarn";
+               query_pre_attn_scalar = 75.98208793209287;
+               expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#;
+    },
     hugging_face: Some(&FILES_V2),
 };
 
@@ -43,14 +42,13 @@ pub const DEEPSEEK_V3: ModelFamily = ModelFamily {
                 bias = false; residual_init = "plain"; tie_embeddings = false; kv_latent = 512; rotary_head_dim = 64;
                 router_score = "sigmoid"; router_bias = true"#,
     // config.json of moonshotai/Moonlight-16B-A3B.
-    sizes: &[Size {
-        name: "moonlight-16b-a3b",
-        model: r#"layers = 27; hidden = 2048; heads = 16; head_dim = 192; value_head_dim = 128; ffn = 11264;
-                  experts = 64; experts_per_token = 6; expert_ffn = 1408; shared_expert_ffn = 2816; vocab = 163840;
-                  seq_length = 8192; rope_base = 50000.0; norm_eps = 1e-5; router_scale = 2.446;
-                  expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#,
-        training: &large_with_experts("4.2e-4", "0.001"),
-    }],
+    sizes: sizes! {
+        "moonlight-16b-a3b", large_with_experts("4.2e-4", "0.001"),
+            r#"layers = 27; hidden = 2048; heads = 16; head_dim = 192; value_head_dim = 128; ffn = 11264;
+               experts = 64; experts_per_token = 6; expert_ffn = 1408; shared_expert_ffn = 2816; vocab = 163840;
+               seq_length = 8192; rope_base = 50000.0; norm_eps = 1e-5; router_scale = 2.446;
+               expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#;
+    },
     hugging_face: Some(&FILES_V3),
 };
 
@@ -61,15 +59,14 @@ pub const GLM4_MOE_LITE: ModelFamily = ModelFamily {
                 bias = false; residual_init = "plain"; tie_embeddings = false; kv_latent = 512; rotary_head_dim = 64;
                 router_score = "sigmoid"; router_bias = true"#,
     // config.json of zai-org/GLM-4.7-Flash.
-    sizes: &[Size {
-        name: "glm-4.7-flash",
-        model: r#"layers = 47; hidden = 2048; heads = 20; query_latent = 768; head_dim = 256; value_head_dim = 256;
-                  ffn = 10240; experts = 64; experts_per_token = 4; expert_ffn = 1536; shared_expert_ffn = 1536;
-                  vocab = 154880; seq_length = 8192; rope_base = 1000000.0; router_scale = 1.8;
-                  expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#,
-        training: &large_with_experts("4.2e-4", "0.001"),
-    }],
+    sizes: sizes! {
+        "glm-4.7-flash", large_with_experts("4.2e-4", "0.001"),
+            r#"layers = 47; hidden = 2048; heads = 20; query_latent = 768; head_dim = 256; value_head_dim = 256;
+               ffn = 10240; experts = 64; experts_per_token = 4; expert_ffn = 1536; shared_expert_ffn = 1536;
+               vocab = 154880; seq_length = 8192; rope_base = 1000000.0; router_scale = 1.8;
+               expert_pattern = [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"#;
+    },
     hugging_face: Some(&FILES_GLM),
 };
 

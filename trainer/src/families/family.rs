@@ -47,6 +47,14 @@ pub struct Size {
     pub training: Settings,
 }
 
+/// Published sizes: of each the preset's name, how it was trained, and the sizes.
+macro_rules! sizes {
+    ($($name:literal, $training:expr, $model:literal;)+) => {
+        &[$($crate::families::Size { name: $name, model: $model, training: &$training }),+]
+    };
+}
+pub(super) use sizes;
+
 /// The names and values of a text.
 pub(super) fn settings(text: ModelText) -> impl Iterator<Item = (&'static str, &'static str)> {
     let all = text.split(';').map(str::trim).filter(|setting| !setting.is_empty());

@@ -4,7 +4,7 @@
 use common::UserError;
 
 use super::config_json::ConfigJson;
-use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{NO_QK_NORM, ONE_BASE};
 use super::training::large;
@@ -16,34 +16,23 @@ pub const GEMMA2: ModelFamily = ModelFamily {
     choices: r#"norm = "rmsnorm_1p"; norm_eps = 1e-6; norm_placement = "sandwich"; activation = "geglu";
                 position = "rotary"; rope_base = 10000.0; query_pre_attn_scalar = 256.0; bias = false;
                 residual_init = "plain"; scale_embeddings = true"#,
-    sizes: SIZES,
+    sizes: sizes! {
+        // config.json of google/gemma-2-2b, -9b and -27b. Learning rates are not published; these are Llama's.
+        "gemma2-2b", large("3e-4"),
+            "layers = 26; hidden = 2304; heads = 8; kv_heads = 4; head_dim = 256; ffn = 9216; vocab = 256000;
+             seq_length = 8192; sliding_window = 4096; window_pattern = [1, 0]; attention_soft_cap = 50.0;
+             logit_soft_cap = 30.0";
+        "gemma2-9b", large("3e-4"),
+            "layers = 42; hidden = 3584; heads = 16; kv_heads = 8; head_dim = 256; ffn = 14336; vocab = 256000;
+             seq_length = 8192; sliding_window = 4096; window_pattern = [1, 0]; attention_soft_cap = 50.0;
+             logit_soft_cap = 30.0";
+        "gemma2-27b", large("3e-4"),
+            "layers = 46; hidden = 4608; heads = 32; kv_heads = 16; head_dim = 128; ffn = 36864; vocab = 256000;
+             seq_length = 8192; query_pre_attn_scalar = 144.0; sliding_window = 4096; window_pattern = [1, 0];
+             attention_soft_cap = 50.0; logit_soft_cap = 30.0";
+    },
     hugging_face: Some(&FILES),
 };
-
-// config.json of google/gemma-2-2b, -9b and -27b. Learning rates are not published; these are Llama's.
-const SIZES: &[Size] = &[
-    Size {
-        name: "gemma2-2b",
-        model: "layers = 26; hidden = 2304; heads = 8; kv_heads = 4; head_dim = 256; ffn = 9216; vocab = 256000;
-                seq_length = 8192; sliding_window = 4096; window_pattern = [1, 0]; attention_soft_cap = 50.0;
-                logit_soft_cap = 30.0",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "gemma2-9b",
-        model: "layers = 42; hidden = 3584; heads = 16; kv_heads = 8; head_dim = 256; ffn = 14336; vocab = 256000;
-                seq_length = 8192; sliding_window = 4096; window_pattern = [1, 0]; attention_soft_cap = 50.0;
-                logit_soft_cap = 30.0",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "gemma2-27b",
-        model: "layers = 46; hidden = 4608; heads = 32; kv_heads = 16; head_dim = 128; ffn = 36864; vocab = 256000;
-                seq_length = 8192; query_pre_attn_scalar = 144.0; sliding_window = 4096; window_pattern = [1, 0];
-                attention_soft_cap = 50.0; logit_soft_cap = 30.0",
-        training: &large("3e-4"),
-    },
-];
 
 const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: Some(256), context: 8192, norm_eps: 1e-6, rope_base: 1e4 };
 

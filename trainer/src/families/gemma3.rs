@@ -6,7 +6,7 @@ use engine::model::{GptShape, Position};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
-use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{NO_SCORE_CAP, NORM_OF_EACH_HEAD};
 use super::rope::{FULL_LAYERS as FULL, WINDOW_LAYERS as SLIDING};
@@ -19,47 +19,30 @@ pub const GEMMA3: ModelFamily = ModelFamily {
     choices: r#"norm = "rmsnorm_1p"; norm_eps = 1e-6; norm_placement = "sandwich"; activation = "geglu";
                 position = "rotary"; rope_base = 1000000.0; rope_window_base = 10000.0; query_pre_attn_scalar = 256.0;
                 qk_norm = true; bias = false; residual_init = "plain"; scale_embeddings = true"#,
-    sizes: SIZES,
+    sizes: sizes! {
+        // config.json of google/gemma-3-270m, -1b-pt, and the text part of -4b-pt, -12b-pt and -27b-pt, without their
+        // 64 tokens for images. Learning rates are not published; these are Llama's.
+        "gemma3-270m", large("3e-4"),
+            "layers = 18; hidden = 640; heads = 4; kv_heads = 1; head_dim = 256; ffn = 2048; vocab = 262144;
+             seq_length = 8192; sliding_window = 512; window_pattern = [1, 1, 1, 1, 1, 0]";
+        "gemma3-1b", large("3e-4"),
+            "layers = 26; hidden = 1152; heads = 4; kv_heads = 1; head_dim = 256; ffn = 6912; vocab = 262144;
+             seq_length = 8192; sliding_window = 512; window_pattern = [1, 1, 1, 1, 1, 0]";
+        "gemma3-4b", large("3e-4"),
+            r#"layers = 34; hidden = 2560; heads = 8; kv_heads = 4; head_dim = 256; ffn = 10240; vocab = 262144;
+               seq_length = 8192; sliding_window = 1024; rope_scaling = [8.0]; rope_scaling_type = "linear";
+               window_pattern = [1, 1, 1, 1, 1, 0]"#;
+        "gemma3-12b", large("3e-4"),
+            r#"layers = 48; hidden = 3840; heads = 16; kv_heads = 8; head_dim = 256; ffn = 15360; vocab = 262144;
+               seq_length = 8192; sliding_window = 1024; rope_scaling = [8.0]; rope_scaling_type = "linear";
+               window_pattern = [1, 1, 1, 1, 1, 0]"#;
+        "gemma3-27b", large("3e-4"),
+            r#"layers = 62; hidden = 5376; heads = 32; kv_heads = 16; head_dim = 128; ffn = 21504; vocab = 262144;
+               seq_length = 8192; query_pre_attn_scalar = 168.0; sliding_window = 1024; rope_scaling = [8.0];
+               rope_scaling_type = "linear"; window_pattern = [1, 1, 1, 1, 1, 0]"#;
+    },
     hugging_face: Some(&FILES),
 };
-
-// config.json of google/gemma-3-270m, -1b-pt, and the text part of -4b-pt, -12b-pt and -27b-pt, without their 64 tokens for
-// images. Learning rates are not published; these are Llama's.
-const SIZES: &[Size] = &[
-    Size {
-        name: "gemma3-270m",
-        model: "layers = 18; hidden = 640; heads = 4; kv_heads = 1; head_dim = 256; ffn = 2048; vocab = 262144;
-                seq_length = 8192; sliding_window = 512; window_pattern = [1, 1, 1, 1, 1, 0]",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "gemma3-1b",
-        model: "layers = 26; hidden = 1152; heads = 4; kv_heads = 1; head_dim = 256; ffn = 6912; vocab = 262144;
-                seq_length = 8192; sliding_window = 512; window_pattern = [1, 1, 1, 1, 1, 0]",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "gemma3-4b",
-        model: r#"layers = 34; hidden = 2560; heads = 8; kv_heads = 4; head_dim = 256; ffn = 10240; vocab = 262144;
-                  seq_length = 8192; sliding_window = 1024; rope_scaling = [8.0]; rope_scaling_type = "linear";
-                  window_pattern = [1, 1, 1, 1, 1, 0]"#,
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "gemma3-12b",
-        model: r#"layers = 48; hidden = 3840; heads = 16; kv_heads = 8; head_dim = 256; ffn = 15360; vocab = 262144;
-                  seq_length = 8192; sliding_window = 1024; rope_scaling = [8.0]; rope_scaling_type = "linear";
-                  window_pattern = [1, 1, 1, 1, 1, 0]"#,
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "gemma3-27b",
-        model: r#"layers = 62; hidden = 5376; heads = 32; kv_heads = 16; head_dim = 128; ffn = 21504; vocab = 262144;
-                  seq_length = 8192; query_pre_attn_scalar = 168.0; sliding_window = 1024; rope_scaling = [8.0];
-                  rope_scaling_type = "linear"; window_pattern = [1, 1, 1, 1, 1, 0]"#,
-        training: &large("3e-4"),
-    },
-];
 
 const ABSENT: Absent =
     Absent { kv_heads: Some(4), head_dim: Some(256), context: 131_072, norm_eps: 1e-6, rope_base: 1e6 };

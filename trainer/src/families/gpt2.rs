@@ -7,38 +7,25 @@ use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::ConfigJson;
-use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Size, TensorNames};
+use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, TensorNames, sizes};
 use super::requirements::{ATTENTION, DENSE, NO_LATENT, NO_SINKS, NO_WINDOWS, NOT_GEMMA, PRE_NORM, USUAL_HEAD_DIM};
 use super::training::large;
 
 /// The family. The options' defaults are its choices.
-pub const GPT2: ModelFamily = ModelFamily { name: "GPT-2", choices: "", sizes: SIZES, hugging_face: Some(&FILES) };
-
-const SIZES: &[Size] = &[
-    Size { name: "tiny", model: "", training: &[] },
-    // Radford et al., 2019, as released: the paper counts 117M and 345M.
-    Size {
-        name: "gpt2-124m",
-        model: "layers = 12; hidden = 768; heads = 12; vocab = 50257; seq_length = 1024",
-        training: &large("6e-4"),
+pub const GPT2: ModelFamily = ModelFamily {
+    name: "GPT-2",
+    choices: "",
+    sizes: sizes! {
+        "tiny", [], "";
+        // Radford et al., 2019, as released: the paper counts 117M and 345M.
+        "gpt2-124m", large("6e-4"), "layers = 12; hidden = 768; heads = 12; vocab = 50257; seq_length = 1024";
+        "gpt2-350m", large("3e-4"), "layers = 24; hidden = 1024; heads = 16; vocab = 50257; seq_length = 1024";
+        // Brown et al., 2020, table 2.1.
+        "gpt-1.3b", large("2e-4"), "layers = 24; hidden = 2048; heads = 16; vocab = 50257; seq_length = 2048";
+        "gpt-2.7b", large("1.6e-4"), "layers = 32; hidden = 2560; heads = 32; vocab = 50257; seq_length = 2048";
     },
-    Size {
-        name: "gpt2-350m",
-        model: "layers = 24; hidden = 1024; heads = 16; vocab = 50257; seq_length = 1024",
-        training: &large("3e-4"),
-    },
-    // Brown et al., 2020, table 2.1.
-    Size {
-        name: "gpt-1.3b",
-        model: "layers = 24; hidden = 2048; heads = 16; vocab = 50257; seq_length = 2048",
-        training: &large("2e-4"),
-    },
-    Size {
-        name: "gpt-2.7b",
-        model: "layers = 32; hidden = 2560; heads = 32; vocab = 50257; seq_length = 2048",
-        training: &large("1.6e-4"),
-    },
-];
+    hugging_face: Some(&FILES),
+};
 
 const FILES: HuggingFace = HuggingFace {
     model_type: "gpt2",

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
 use super::expert_files::{self, every};
-use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Size, TensorNames};
+use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, TensorNames, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{ATTENTION, NO_QK_NORM, NOT_GEMMA, ONE_BASE, PRE_NORM, RMS_NORM, ROTARY};
 use super::training::large_with_experts;
@@ -21,24 +21,18 @@ pub const GPT_OSS: ModelFamily = ModelFamily {
                 rope_base = 150000.0; bias = true; attention_sinks = true; residual_init = "plain";
                 tie_embeddings = false"#,
     // config.json of openai/gpt-oss-20b and -120b. Learning rates are not published; these are Llama's.
-    sizes: &[
-        Size {
-            name: "gpt-oss-20b",
-            model: r#"layers = 24; hidden = 2880; heads = 64; kv_heads = 8; head_dim = 64; ffn = 2880; experts = 32;
-                      experts_per_token = 4; vocab = 201088; seq_length = 8192; sliding_window = 128;
-                      window_pattern = [1, 0]; rope_scaling = [32.0, 4096.0, 32.0, 1.0, 1.3465735902799727];
-                      rope_scaling_type = "yarn_exact""#,
-            training: &large_with_experts("3e-4", "0.001"),
-        },
-        Size {
-            name: "gpt-oss-120b",
-            model: r#"layers = 36; hidden = 2880; heads = 64; kv_heads = 8; head_dim = 64; ffn = 2880; experts = 128;
-                      experts_per_token = 4; vocab = 201088; seq_length = 8192; sliding_window = 128;
-                      window_pattern = [1, 0]; rope_scaling = [32.0, 4096.0, 32.0, 1.0, 1.3465735902799727];
-                      rope_scaling_type = "yarn_exact""#,
-            training: &large_with_experts("3e-4", "0.001"),
-        },
-    ],
+    sizes: sizes! {
+        "gpt-oss-20b", large_with_experts("3e-4", "0.001"),
+            r#"layers = 24; hidden = 2880; heads = 64; kv_heads = 8; head_dim = 64; ffn = 2880; experts = 32;
+               experts_per_token = 4; vocab = 201088; seq_length = 8192; sliding_window = 128;
+               window_pattern = [1, 0]; rope_scaling = [32.0, 4096.0, 32.0, 1.0, 1.3465735902799727];
+               rope_scaling_type = "yarn_exact""#;
+        "gpt-oss-120b", large_with_experts("3e-4", "0.001"),
+            r#"layers = 36; hidden = 2880; heads = 64; kv_heads = 8; head_dim = 64; ffn = 2880; experts = 128;
+               experts_per_token = 4; vocab = 201088; seq_length = 8192; sliding_window = 128;
+               window_pattern = [1, 0]; rope_scaling = [32.0, 4096.0, 32.0, 1.0, 1.3465735902799727];
+               rope_scaling_type = "yarn_exact""#;
+    },
     hugging_face: Some(&FILES),
 };
 

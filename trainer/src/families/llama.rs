@@ -4,7 +4,7 @@ use common::UserError;
 use serde_json::json;
 
 use super::config_json::ConfigJson;
-use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{DENSE, NO_QK_NORM, NO_WINDOWS, NOT_GEMMA, OF_LLAMAS, PRE_NORM};
 use super::training::large;
@@ -15,38 +15,24 @@ pub const LLAMA: ModelFamily = ModelFamily {
     // Llama Team, 2024, section 3.2.
     choices: r#"norm = "rmsnorm"; activation = "swiglu"; position = "rotary"; rope_base = 500000.0; bias = false;
                 residual_init = "plain"; tie_embeddings = false"#,
-    sizes: SIZES,
+    sizes: sizes! {
+        "tiny-llama", [], "kv_heads = 2; ffn = 176";
+        // Llama 3.2 1B, config.json of meta-llama/Llama-3.2-1B: tied, and with the scaled frequencies of Llama 3.1.
+        "llama-1b", large("3e-4"),
+            "layers = 16; hidden = 2048; heads = 32; kv_heads = 8; ffn = 8192; vocab = 128256; seq_length = 8192;
+             rope_scaling = [32.0, 1.0, 4.0, 8192.0]; tie_embeddings = true";
+        // Llama 3.2 3B, config.json of meta-llama/Llama-3.2-3B.
+        "llama-3b", large("3e-4"),
+            "layers = 28; hidden = 3072; heads = 24; kv_heads = 8; ffn = 8192; vocab = 128256; seq_length = 8192;
+             rope_scaling = [32.0, 1.0, 4.0, 8192.0]; tie_embeddings = true";
+        // Llama Team, 2024, table 3, and config.json of meta-llama/Meta-Llama-3-8B and -70B.
+        "llama-8b", large("3e-4"),
+            "layers = 32; hidden = 4096; heads = 32; kv_heads = 8; ffn = 14336; vocab = 128256; seq_length = 8192";
+        "llama-70b", large("1.5e-4"),
+            "layers = 80; hidden = 8192; heads = 64; kv_heads = 8; ffn = 28672; vocab = 128256; seq_length = 8192";
+    },
     hugging_face: Some(&FILES),
 };
-
-const SIZES: &[Size] = &[
-    Size { name: "tiny-llama", model: "kv_heads = 2; ffn = 176", training: &[] },
-    // Llama 3.2 1B, config.json of meta-llama/Llama-3.2-1B: tied, and with the scaled frequencies of Llama 3.1.
-    Size {
-        name: "llama-1b",
-        model: "layers = 16; hidden = 2048; heads = 32; kv_heads = 8; ffn = 8192; vocab = 128256; seq_length = 8192;
-                rope_scaling = [32.0, 1.0, 4.0, 8192.0]; tie_embeddings = true",
-        training: &large("3e-4"),
-    },
-    // Llama 3.2 3B, config.json of meta-llama/Llama-3.2-3B.
-    Size {
-        name: "llama-3b",
-        model: "layers = 28; hidden = 3072; heads = 24; kv_heads = 8; ffn = 8192; vocab = 128256; seq_length = 8192;
-                rope_scaling = [32.0, 1.0, 4.0, 8192.0]; tie_embeddings = true",
-        training: &large("3e-4"),
-    },
-    // Llama Team, 2024, table 3, and config.json of meta-llama/Meta-Llama-3-8B and -70B.
-    Size {
-        name: "llama-8b",
-        model: "layers = 32; hidden = 4096; heads = 32; kv_heads = 8; ffn = 14336; vocab = 128256; seq_length = 8192",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "llama-70b",
-        model: "layers = 80; hidden = 8192; heads = 64; kv_heads = 8; ffn = 28672; vocab = 128256; seq_length = 8192",
-        training: &large("1.5e-4"),
-    },
-];
 
 /// The values for keys that files of the first Llama lack.
 const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-6, rope_base: 1e4 };

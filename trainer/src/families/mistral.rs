@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::family::{HuggingFace, Keys, ModelFamily, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{DENSE, NO_BIAS, NO_QK_NORM, NO_QKV_BIAS, NOT_GEMMA, OF_LLAMAS, PRE_NORM, SAME_WINDOWS};
 use super::training::large;
@@ -14,25 +14,17 @@ pub const MISTRAL: ModelFamily = ModelFamily {
     name: "Mistral",
     choices: r#"norm = "rmsnorm"; norm_eps = 1e-5; activation = "swiglu"; position = "rotary"; rope_base = 1000000.0;
                 bias = false; residual_init = "plain"; tie_embeddings = false"#,
-    sizes: SIZES,
+    sizes: sizes! {
+        // config.json of mistralai/Mistral-7B-v0.3. It has no window.
+        "mistral-7b", large("3e-4"),
+            "layers = 32; hidden = 4096; heads = 32; kv_heads = 8; ffn = 14336; vocab = 32768; seq_length = 8192";
+        // config.json of mistralai/Mistral-Nemo-Base-2407.
+        "mistral-nemo-12b", large("3e-4"),
+            "layers = 40; hidden = 5120; heads = 32; kv_heads = 8; head_dim = 128; ffn = 14336; vocab = 131072;
+             seq_length = 8192";
+    },
     hugging_face: Some(&FILES),
 };
-
-const SIZES: &[Size] = &[
-    // config.json of mistralai/Mistral-7B-v0.3. It has no window.
-    Size {
-        name: "mistral-7b",
-        model: "layers = 32; hidden = 4096; heads = 32; kv_heads = 8; ffn = 14336; vocab = 32768; seq_length = 8192",
-        training: &large("3e-4"),
-    },
-    // config.json of mistralai/Mistral-Nemo-Base-2407.
-    Size {
-        name: "mistral-nemo-12b",
-        model: "layers = 40; hidden = 5120; heads = 32; kv_heads = 8; head_dim = 128; ffn = 14336; vocab = 131072;
-                seq_length = 8192",
-        training: &large("3e-4"),
-    },
-];
 
 const ABSENT: Absent = Absent { kv_heads: Some(8), head_dim: None, context: 131_072, norm_eps: 1e-6, rope_base: 1e4 };
 

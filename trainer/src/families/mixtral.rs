@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::config_json::ConfigJson;
 use super::expert_files::{self, Names, every};
-use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size, TensorNames};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, TensorNames, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{NO_QK_NORM, NOT_GEMMA, OF_LLAMAS, SAME_WINDOWS};
 use super::training::large_with_experts;
@@ -17,12 +17,11 @@ pub const MIXTRAL: ModelFamily = ModelFamily {
     choices: r#"norm = "rmsnorm"; norm_eps = 1e-5; activation = "swiglu"; position = "rotary"; rope_base = 1000000.0;
                 bias = false; residual_init = "plain"; tie_embeddings = false"#,
     // config.json of mistralai/Mixtral-8x7B-v0.1. It has no window. Learning rates are as for Mistral.
-    sizes: &[Size {
-        name: "mixtral-8x7b",
-        model: "layers = 32; hidden = 4096; heads = 32; kv_heads = 8; ffn = 14336; experts = 8; experts_per_token = 2;
-                vocab = 32000; seq_length = 8192",
-        training: &large_with_experts("3e-4", "0.02"),
-    }],
+    sizes: sizes! {
+        "mixtral-8x7b", large_with_experts("3e-4", "0.02"),
+            "layers = 32; hidden = 4096; heads = 32; kv_heads = 8; ffn = 14336; experts = 8; experts_per_token = 2;
+             vocab = 32000; seq_length = 8192";
+    },
     hugging_face: Some(&FILES),
 };
 

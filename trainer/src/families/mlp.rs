@@ -1,22 +1,20 @@
 //! The multi-layer perceptron of the benchmarks.
 
-use super::family::{ModelFamily, Size};
+use super::family::{ModelFamily, sizes};
 
 /// The family.
 pub const MLP: ModelFamily = ModelFamily {
     name: "MLP",
     choices: r#"kind = "mlp""#,
-    sizes: &[Size {
-        name: "mlp",
-        model: "",
-        training: &[
+    sizes: sizes! {
+        "mlp", [
             ("optimizer.kind", "\"sgd\""),
             ("optimizer.lr", "0.1"),
             ("optimizer.schedule", "\"constant\""),
             ("optimizer.weight_decay", "0.0"),
             ("train.micro_batch_size", "640"),
             ("train.global_batch_size", "640"),
-        ],
-    }],
+        ], "";
+    },
     hugging_face: None,
 };

@@ -3,7 +3,7 @@
 
 use engine::model::NormPlacement;
 
-use super::family::{HuggingFace, Keys, ModelFamily, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{DENSE, NO_BIAS, NO_QKV_BIAS, NO_WINDOWS, NORM_OF_ALL_HEADS, NOT_GEMMA, OF_LLAMAS};
 use super::training::large;
@@ -14,33 +14,20 @@ pub const OLMO2: ModelFamily = ModelFamily {
     choices: r#"norm = "rmsnorm"; norm_eps = 1e-6; norm_placement = "post"; activation = "swiglu";
                 position = "rotary"; rope_base = 500000.0; bias = false; qk_norm = true; qk_norm_over = "all_heads";
                 residual_init = "plain"; tie_embeddings = false"#,
-    sizes: SIZES,
+    sizes: sizes! {
+        // config.json of allenai/OLMo-2-0425-1B, -1124-7B, -1124-13B and -0325-32B; learning rates as in Team OLMo,
+        // 2024.
+        "olmo2-1b", large("4e-4"),
+            "layers = 16; hidden = 2048; heads = 16; ffn = 8192; vocab = 100352; seq_length = 4096";
+        "olmo2-7b", large("3e-4"),
+            "layers = 32; hidden = 4096; heads = 32; ffn = 11008; vocab = 100352; seq_length = 4096";
+        "olmo2-13b", large("9e-4"),
+            "layers = 40; hidden = 5120; heads = 40; ffn = 13824; vocab = 100352; seq_length = 4096";
+        "olmo2-32b", large("6e-4"),
+            "layers = 64; hidden = 5120; heads = 40; kv_heads = 8; ffn = 27648; vocab = 100352; seq_length = 4096";
+    },
     hugging_face: Some(&FILES),
 };
-
-// config.json of allenai/OLMo-2-0425-1B, -1124-7B, -1124-13B and -0325-32B; learning rates as in Team OLMo, 2024.
-const SIZES: &[Size] = &[
-    Size {
-        name: "olmo2-1b",
-        model: "layers = 16; hidden = 2048; heads = 16; ffn = 8192; vocab = 100352; seq_length = 4096",
-        training: &large("4e-4"),
-    },
-    Size {
-        name: "olmo2-7b",
-        model: "layers = 32; hidden = 4096; heads = 32; ffn = 11008; vocab = 100352; seq_length = 4096",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "olmo2-13b",
-        model: "layers = 40; hidden = 5120; heads = 40; ffn = 13824; vocab = 100352; seq_length = 4096",
-        training: &large("9e-4"),
-    },
-    Size {
-        name: "olmo2-32b",
-        model: "layers = 64; hidden = 5120; heads = 40; kv_heads = 8; ffn = 27648; vocab = 100352; seq_length = 4096",
-        training: &large("6e-4"),
-    },
-];
 
 const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-5, rope_base: 1e4 };
 

@@ -5,7 +5,7 @@ use common::UserError;
 
 use super::config_json::ConfigJson;
 use super::expert_files::{self};
-use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{NO_WINDOWS, NORM_OF_ALL_HEADS, NOT_GEMMA, OF_LLAMAS, USUAL_HEAD_DIM};
 use super::training::large_with_experts;
@@ -17,12 +17,11 @@ pub const OLMOE: ModelFamily = ModelFamily {
                 bias = false; qk_norm = true; qk_norm_over = "all_heads"; router_normalise = false;
                 residual_init = "plain"; tie_embeddings = false"#,
     // config.json of allenai/OLMoE-1B-7B-0924; learning rates as in Muennighoff et al., 2024.
-    sizes: &[Size {
-        name: "olmoe-1b-7b",
-        model: "layers = 16; hidden = 2048; heads = 16; ffn = 1024; experts = 64; experts_per_token = 8; vocab = 50304;
-                seq_length = 4096",
-        training: &large_with_experts("4e-4", "0.01"),
-    }],
+    sizes: sizes! {
+        "olmoe-1b-7b", large_with_experts("4e-4", "0.01"),
+            "layers = 16; hidden = 2048; heads = 16; ffn = 1024; experts = 64; experts_per_token = 8; vocab = 50304;
+             seq_length = 4096";
+    },
     hugging_face: Some(&FILES),
 };
 

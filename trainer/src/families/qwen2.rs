@@ -1,7 +1,7 @@
 //! Qwen2 and Qwen2.5 (Yang et al., 2024): Llama's blocks with biases on queries, keys and values. `Qwen2ForCausalLM` in
 //! `transformers`.
 
-use super::family::{HuggingFace, Keys, ModelFamily, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{DENSE, NO_BIAS, NO_QK_NORM, NOT_GEMMA, OF_LLAMAS, PRE_NORM};
 use super::training::large;
@@ -12,31 +12,20 @@ pub const QWEN2: ModelFamily = ModelFamily {
     name: "Qwen2",
     choices: r#"norm = "rmsnorm"; norm_eps = 1e-6; activation = "swiglu"; position = "rotary"; rope_base = 1000000.0;
                 bias = false; qkv_bias = true; residual_init = "plain"; tie_embeddings = false"#,
-    sizes: SIZES,
+    sizes: sizes! {
+        // config.json of Qwen/Qwen2.5-0.5B, -1.5B and -7B. Most of their training had a context of 4096. Its learning
+        // rates are not published; these are Llama's.
+        "qwen2.5-0.5b", large("3e-4"),
+            "layers = 24; hidden = 896; heads = 14; kv_heads = 2; ffn = 4864; vocab = 151936; seq_length = 4096;
+             tie_embeddings = true";
+        "qwen2.5-1.5b", large("3e-4"),
+            "layers = 28; hidden = 1536; heads = 12; kv_heads = 2; ffn = 8960; vocab = 151936; seq_length = 4096;
+             tie_embeddings = true";
+        "qwen2.5-7b", large("3e-4"),
+            "layers = 28; hidden = 3584; heads = 28; kv_heads = 4; ffn = 18944; vocab = 152064; seq_length = 4096";
+    },
     hugging_face: Some(&FILES),
 };
-
-// config.json of Qwen/Qwen2.5-0.5B, -1.5B and -7B. Most of their training had a context of 4096. Its learning rates are not
-// published; these are Llama's.
-const SIZES: &[Size] = &[
-    Size {
-        name: "qwen2.5-0.5b",
-        model: "layers = 24; hidden = 896; heads = 14; kv_heads = 2; ffn = 4864; vocab = 151936; seq_length = 4096;
-                tie_embeddings = true",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "qwen2.5-1.5b",
-        model: "layers = 28; hidden = 1536; heads = 12; kv_heads = 2; ffn = 8960; vocab = 151936; seq_length = 4096;
-                tie_embeddings = true",
-        training: &large("3e-4"),
-    },
-    Size {
-        name: "qwen2.5-7b",
-        model: "layers = 28; hidden = 3584; heads = 28; kv_heads = 4; ffn = 18944; vocab = 152064; seq_length = 4096",
-        training: &large("3e-4"),
-    },
-];
 
 const ABSENT: Absent = Absent { kv_heads: Some(32), head_dim: None, context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
 

@@ -7,7 +7,7 @@ use toml::Value;
 
 use super::config_json::{ConfigJson, MOST_LAYERS};
 use super::expert_files::{self, value};
-use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, Size};
+use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
 use super::llama_files::{self, Absent};
 use super::requirements::{NORM_OF_EACH_HEAD, NOT_GEMMA, OF_LLAMAS, SAME_WINDOWS};
 use super::training::large_with_experts;
@@ -20,12 +20,11 @@ pub const QWEN3_MOE: ModelFamily = ModelFamily {
                 bias = false; qk_norm = true; residual_init = "plain"; tie_embeddings = false"#,
     // config.json of Qwen/Qwen3-30B-A3B-Base. No block is dense, so nothing has the width `model.ffn`. Context and learning
     // rates are as for Qwen3.
-    sizes: &[Size {
-        name: "qwen3-30b-a3b",
-        model: "layers = 48; hidden = 2048; heads = 32; kv_heads = 4; head_dim = 128; ffn = 6144; experts = 128;
-                experts_per_token = 8; expert_ffn = 768; vocab = 151936; seq_length = 4096",
-        training: &large_with_experts("3e-4", "0.001"),
-    }],
+    sizes: sizes! {
+        "qwen3-30b-a3b", large_with_experts("3e-4", "0.001"),
+            "layers = 48; hidden = 2048; heads = 32; kv_heads = 4; head_dim = 128; ffn = 6144; experts = 128;
+             experts_per_token = 8; expert_ffn = 768; vocab = 151936; seq_length = 4096";
+    },
     hugging_face: Some(&FILES),
 };
 

@@ -18,7 +18,7 @@ pub(super) struct Weights<'p> {
     folder: WeightFolder,
     /// The parameters that the folder has.
     entries: Vec<Entry>,
-    /// Those of PEFT over the model of the folder.
+    /// The adapters of PEFT over the model of the folder.
     adapters: Option<&'p FittedAdapters>,
     /// Rows of the folder's tables.
     vocab: usize,
@@ -27,7 +27,7 @@ pub(super) struct Weights<'p> {
 }
 
 impl<'p> Weights<'p> {
-    /// Those of a model. `shape` is that of the folder's model, with adapters if there are such.
+    /// The weights of a model. `shape` is that of the folder's model, with adapters if there are such.
     ///
     /// # Errors
     /// Files that are missing, damaged, or have tensors of another model.

@@ -33,7 +33,7 @@ pub struct EvaluationResult {
     pub data: String,
     /// Samples that were evaluated.
     pub samples: u64,
-    /// Their targets.
+    /// The samples' targets.
     pub tokens: u64,
     /// Mean loss of a target, in nats.
     pub loss: f64,

@@ -13,7 +13,7 @@ use crate::report::reporter::FinishedStep;
 pub(crate) struct SubmittedStep {
     /// The steps and samples after it, those of earlier processes included.
     pub(crate) progress: Progress,
-    /// Its samples over all ranks.
+    /// The step's samples over all ranks.
     pub(crate) samples: usize,
     /// Tokens of a sample, if they are fewer than the model's.
     pub(crate) length: Option<usize>,

@@ -4,7 +4,7 @@ use crate::text::tokenizer::Tokenizer;
 
 /// A template that is built in.
 pub(crate) struct BuiltIn {
-    /// Its name for `--chat-template`.
+    /// The template's name for `--chat-template`.
     pub(crate) name: &'static str,
     /// A token that tokenizers of its family have.
     pub(crate) token: &'static str,

@@ -60,9 +60,9 @@ pub(crate) enum Talk {
     },
     /// A text, and the text to learn behind it.
     Text {
-        /// It is read.
+        /// The text that is read.
         prompt: String,
-        /// It is learned.
+        /// The text that is learned.
         completion: String,
     },
 }
@@ -212,7 +212,7 @@ impl ChatForm {
         }
     }
 
-    /// Its name.
+    /// The form's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             ChatForm::Messages => "messages",

@@ -112,7 +112,7 @@ fn first_lost(said: &[(usize, String)], text: &str, learned: &[Range<usize>]) ->
     Some(format!("message {number}, {}, and what is learned is {in_place}", shown(answer.trim())))
 }
 
-/// Those of a conversation's answers that are learned. `learned` has a value for each message of the assistant.
+/// The answers of a conversation that are learned. `learned` has a value for each message of the assistant.
 fn of_learned(answers: Vec<Range<usize>>, learned: &[bool]) -> Result<Vec<Range<usize>>, String> {
     if learned.iter().all(|learned| *learned) {
         return Ok(answers);

@@ -18,7 +18,7 @@ const LONGEST_NAME: usize = 100;
 /// The parts of a line that are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonLine {
-    /// It is an object.
+    /// The line is an object.
     pub(crate) is_object: bool,
     /// The text under the key.
     pub(crate) text: Option<String>,

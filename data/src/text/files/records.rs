@@ -78,7 +78,7 @@ impl<'k> Records<'k> {
 pub(crate) enum RecordPlace {
     /// The line that it begins in.
     Line(usize),
-    /// Its row, in a Parquet file.
+    /// The record's row, in a Parquet file.
     Row(usize),
 }
 

@@ -90,7 +90,7 @@ pub(crate) struct TextReader<'f> {
 
 /// How a file has its pieces.
 enum Layout {
-    /// It is one document.
+    /// The text is one document.
     Document {
         /// Whether the last piece was returned.
         ended: bool,

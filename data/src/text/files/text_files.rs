@@ -14,7 +14,7 @@ use crate::splits::{Chosen, Purpose};
 /// A file of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TextFile {
-    /// Its path.
+    /// The file's path.
     pub(crate) path: PathBuf,
     /// The user named its folder, not the file: it is left out if it is not UTF-8.
     pub(crate) in_folder: bool,

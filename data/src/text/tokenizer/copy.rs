@@ -24,7 +24,7 @@ pub enum TokenizerCopy {
     Bytes,
     /// A Hugging Face tokenizer.
     HuggingFace {
-        /// Its `tokenizer.json`.
+        /// The tokenizer's `tokenizer.json`.
         json: Arc<[u8]>,
         /// The tokens that begin a document. `None` if there are none: the tokenizer has none, or the tokens were made by a
         /// version that left them out.

@@ -7,7 +7,7 @@
 
 use super::problem::{EpilogueKind, GemmProblem};
 use crate::cuda::Queue;
-use crate::cuda::kernels::{Arg, Grid};
+use crate::cuda::kernels::{Arg, Grid, args};
 use crate::ops::Gemm;
 use crate::{Result, Tensor};
 
@@ -50,7 +50,7 @@ pub(super) fn copy(op: &Gemm, address: u64, queue: &Queue<'_>) -> Result<()> {
     queue.launch(
         "transpose_f32",
         Grid::line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256),
-        &[source.into(), Arg::Pointer(address), Arg::U32(rows as u32), Arg::U32(columns as u32)],
+        args! { source, Arg::Pointer(address); U32: rows, columns },
     )
 }
 

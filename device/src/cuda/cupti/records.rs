@@ -107,6 +107,19 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
             addr_of!((*$record).$field).read_unaligned()
         };
     }
+    /// A record of work by a struct that has these fields.
+    macro_rules! work {
+        ($record:ident, $what:expr) => {
+            Record::Work {
+                what: $what,
+                start: field!($record.start),
+                end: field!($record.end),
+                stream: field!($record.streamId),
+                correlation: field!($record.correlationId),
+                node: field!($record.graphNodeId),
+            }
+        };
+    }
     // SAFETY: the kind comes first in all records and tells the struct.
     unsafe {
         Some(match record.cast::<u32>().read_unaligned() {
@@ -117,36 +130,15 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
                     if name.is_null() { "kernel".into() } else { CStr::from_ptr(name).to_string_lossy().into_owned() };
                 let grid = [field!(kernel.gridX), field!(kernel.gridY), field!(kernel.gridZ)];
                 let block = [field!(kernel.blockX), field!(kernel.blockY), field!(kernel.blockZ)];
-                Record::Work {
-                    what: Work::Kernel { symbol, grid, block },
-                    start: field!(kernel.start),
-                    end: field!(kernel.end),
-                    stream: field!(kernel.streamId),
-                    correlation: field!(kernel.correlationId),
-                    node: field!(kernel.graphNodeId),
-                }
+                work!(kernel, Work::Kernel { symbol, grid, block })
             }
             COPY => {
                 let copy = record.cast::<sys::CUpti_ActivityMemcpy5>();
-                Record::Work {
-                    what: Work::Copy { bytes: field!(copy.bytes) },
-                    start: field!(copy.start),
-                    end: field!(copy.end),
-                    stream: field!(copy.streamId),
-                    correlation: field!(copy.correlationId),
-                    node: field!(copy.graphNodeId),
-                }
+                work!(copy, Work::Copy { bytes: field!(copy.bytes) })
             }
             SET => {
                 let set = record.cast::<sys::CUpti_ActivityMemset4>();
-                Record::Work {
-                    what: Work::Set { bytes: field!(set.bytes) },
-                    start: field!(set.start),
-                    end: field!(set.end),
-                    stream: field!(set.streamId),
-                    correlation: field!(set.correlationId),
-                    node: field!(set.graphNodeId),
-                }
+                work!(set, Work::Set { bytes: field!(set.bytes) })
             }
             kind @ (DRIVER | RUNTIME) => {
                 let api = record.cast::<sys::CUpti_ActivityAPI>();

@@ -127,6 +127,17 @@ pub(crate) enum Arg {
     F32(f32),
 }
 
+/// Arguments of a kernel: first pointers, tensors or [`Arg`]s, then numbers by type.
+macro_rules! args {
+    ($($first:expr),+ $(; $kind:ident: $($number:expr),+)*) => {
+        &[
+            $($crate::cuda::kernels::Arg::from($first),)+
+            $($($crate::cuda::kernels::Arg::$kind($number as _),)+)*
+        ]
+    };
+}
+pub(super) use args;
+
 impl Arg {
     /// Bytes of the argument, as kernels take it.
     pub(super) fn bytes(&self) -> usize {

@@ -3,7 +3,7 @@
 use bytemuck::Zeroable;
 
 use super::shape::LoadWidth;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, args, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu_types::GpuProperties;
 use crate::ops::{AddPartialColumns, BiasGrad, PartialColumns};
@@ -29,13 +29,7 @@ impl KernelOperation for BiasGrad {
         queue.launch(
             &load.kernel("column_sums", dtype),
             Grid { blocks: (tiles as u32, chunks as u32, 1), threads: 256, shared: 0 },
-            &[
-                self.grad_output.into(),
-                Arg::Pointer(queue.scratch),
-                Arg::U32(rows as u32),
-                Arg::U32(columns as u32),
-                Arg::U32(chunk_rows as u32),
-            ],
+            args! { self.grad_output, Arg::Pointer(queue.scratch); U32: rows, columns, chunk_rows },
         )?;
         add_partial(chunks, [self.grad_bias], self.accumulate, queue)
     }

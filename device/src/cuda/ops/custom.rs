@@ -132,10 +132,6 @@ mod tests {
             "host_only"
         }
 
-        fn check(&self) -> Result<()> {
-            Ok(())
-        }
-
         fn accesses(&self) -> Accesses {
             self.0.clone()
         }

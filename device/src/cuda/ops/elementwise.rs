@@ -1,7 +1,7 @@
 //! Copies, sums and constants.
 
 use super::shape::{LoadWidth, over_packs};
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, KernelFile, args, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{
     Add, ColumnRange, Copy, CopyColumns, Fill, Move, Multiply, OrderRows, Poison, RowOrder, SequenceShare,
@@ -19,11 +19,7 @@ impl KernelOperation for Fill {
         let (count, dtype) = (self.output.elements(), self.output.dtype);
         let load = LoadWidth::of(count, [self.output]);
         let grid = over_packs(count / load.values(dtype), queue);
-        queue.launch(
-            &load.kernel("fill", dtype),
-            grid,
-            &[self.output.into(), Arg::F32(self.value), Arg::U64(count as u64)],
-        )
+        queue.launch(&load.kernel("fill", dtype), grid, args! { self.output; F32: self.value; U64: count })
     }
 }
 
@@ -49,11 +45,7 @@ impl KernelOperation for Add {
         let (count, dtype) = (self.output.elements(), self.output.dtype);
         let load = LoadWidth::of(count, [self.a, self.b, self.output]);
         let grid = over_packs(count / load.values(dtype), queue);
-        queue.launch(
-            &load.kernel("add", dtype),
-            grid,
-            &[self.a.into(), self.b.into(), self.output.into(), Arg::U64(count as u64)],
-        )
+        queue.launch(&load.kernel("add", dtype), grid, args! { self.a, self.b, self.output; U64: count })
     }
 }
 
@@ -85,11 +77,7 @@ impl KernelOperation for Copy {
         let load = LoadWidth::of(count, [from, to]);
         let packs = if load == LoadWidth::Vector { count / 4 } else { count };
         let name = if from.dtype == DType::F32 { "convert_f32" } else { "convert_bf16" };
-        queue.launch(
-            &load.kernel(name, to.dtype),
-            over_packs(packs, queue),
-            &[from.into(), to.into(), Arg::U64(count as u64)],
-        )
+        queue.launch(&load.kernel(name, to.dtype), over_packs(packs, queue), args! { from, to; U64: count })
     }
 }
 
@@ -121,27 +109,16 @@ impl KernelOperation for CopyColumns {
             .map(Arg::U32)
         };
         let ([a_first, a_second, a_part, a_columns], [b_first, b_second, b_part, b_columns]) = (range(a), range(b));
-        let output = |part: Option<ColumnRange>| part.map(|part| part.output).into();
+        let output = |part: Option<ColumnRange>| part.map(|part| part.output);
         // Values of four bytes are copied as they are.
         let name = if self.output_dtype() == DType::Bf16 { "copy_columns_bf16" } else { "copy_columns_words" };
         queue.launch(
             name,
             over_packs(count, queue),
-            &[
-                self.input.into(),
-                output(a),
-                a_first,
-                a_second,
-                a_part,
-                a_columns,
-                output(b),
-                b_first,
-                b_second,
-                b_part,
-                b_columns,
-                Arg::U64(count as u64),
-                Arg::U32(self.input.shape.last() as u32),
-            ],
+            args! {
+                self.input, output(a), a_first, a_second, a_part, a_columns, output(b), b_first, b_second, b_part,
+                b_columns; U64: count; U32: self.input.shape.last()
+            },
         )
     }
 }

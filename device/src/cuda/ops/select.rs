@@ -2,7 +2,7 @@
 
 use super::shape::{LoadWidth, over_packs};
 use crate::Result;
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, args, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Condition, Select};
 
@@ -24,7 +24,7 @@ impl KernelOperation for Select {
         queue.launch(
             &format!("select_{}{suffix}", 8 * dtype.size()),
             over_packs(count / load.values(dtype), queue),
-            &[flag.into(), mask.into(), self.a.into(), self.b.into(), self.output.into(), Arg::U64(count as u64)],
+            args! { flag, mask, self.a, self.b, self.output; U64: count },
         )
     }
 }

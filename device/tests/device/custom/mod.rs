@@ -65,10 +65,6 @@ impl CustomOp for Probe {
         "probe"
     }
 
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn accesses(&self) -> Accesses {
         Accesses::new(self.reads.clone(), self.writes.clone())
     }

@@ -72,10 +72,6 @@ impl CustomOp for Mine {
         "mine"
     }
 
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn accesses(&self) -> Accesses {
         Accesses::new([tensor(256)], [tensor(512)])
     }

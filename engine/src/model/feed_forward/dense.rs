@@ -85,7 +85,7 @@ pub(super) struct DenseSpec {
     pub(super) name: &'static str,
     /// The width between the matrices.
     pub(super) width: usize,
-    /// Its output has the dropout of values that are added to the residual stream.
+    /// The layer's output has the dropout of values that are added to the residual stream.
     pub(super) drops: bool,
 }
 

@@ -66,11 +66,11 @@ impl SavedBranch {
 
 /// The regions of a branch within the region of its layer.
 enum Regions<'b> {
-    /// It has none of its own.
+    /// The branch has none of its own.
     None,
-    /// That of its module.
+    /// The region of the branch's module.
     One(Region),
-    /// Those of the halves of its part.
+    /// The regions of the halves of the branch's part.
     Two(&'b dyn Halves, Region, Region),
 }
 

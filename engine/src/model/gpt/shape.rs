@@ -105,7 +105,7 @@ pub struct Windows {
 /// The layers of a model that predict tokens beyond the next one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FurtherTokens {
-    /// Their number, from 1 to [`FurtherTokens::MOST`]: the first predicts the token after the next.
+    /// The number of such layers, from 1 to [`FurtherTokens::MOST`]: the first predicts the token after the next.
     pub depths: usize,
     /// Training minimises this times the mean of their losses; f32 in kernels.
     pub factor: f64,

@@ -221,11 +221,11 @@ impl AdapterGradient {
 
 /// One of a layer's adapters.
 struct One {
-    /// Its columns of `low`.
+    /// The adapter's columns of `low`.
     low: Option<Columns>,
-    /// Its columns of the layer's output.
+    /// The adapter's columns of the layer's output.
     output: Option<Columns>,
-    /// Its rows of `B`: the first, and their number.
+    /// The adapter's rows of `B`: the first, and their number.
     rows: (usize, usize),
 }
 

@@ -9,9 +9,9 @@ use super::sample_row::Restart;
 /// Facts about a microbatch's samples that every layer may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples {
-    /// Their `SampleRecord`, the source of dropout masks; `None` if nothing is dropped.
+    /// The samples' `SampleRecord`, the source of dropout masks; `None` if nothing is dropped.
     pub record: Option<Tensor>,
-    /// Their documents, and what begins anew with each; `None` if a sample is one document.
+    /// The samples' documents, and what begins anew with each; `None` if a sample is one document.
     pub documents: Option<(Documents, Restart)>,
     /// `(batch, seq)`, i32: the positions in documents of the tokens here, if learned positions begin anew with each and
     /// ranks divide samples. `None`: those of `documents`.

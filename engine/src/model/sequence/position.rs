@@ -138,7 +138,7 @@ impl TokensHere {
 /// Cosines and sines of all positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotaryTable {
-    /// Its rows.
+    /// The table's rows.
     pub positions: usize,
     /// Channels of a head; even.
     pub head_dim: usize,

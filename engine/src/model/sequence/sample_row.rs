@@ -10,7 +10,7 @@ use device::ops::PairLoss;
 pub struct SampleRow {
     /// Values of a row.
     pub width: usize,
-    /// Their type on the host: i32 or f32.
+    /// The values' type on the host: i32 or f32.
     pub dtype: DType,
     /// Columns of the inputs.
     pub inputs: Range<usize>,

@@ -5,8 +5,8 @@ use engine::model::{BalanceGroup, GptShape};
 use engine::precision::Precision;
 use engine::step::StepResult;
 
-use crate::experts::{assert_same_bits, numbers, off, run_of, tiny_experts, tiny_shared};
-use crate::models::{Kind, Layout, MICRO_BATCH, Run, all_settings, batch};
+use crate::experts::{assert_same_bits, numbers, run_of, tiny_experts, tiny_shared};
+use crate::models::{Kind, Layout, MICRO_BATCH, Run, all_settings, batch, off};
 
 /// Four blocks of which two have experts.
 pub fn tiny_balanced() -> GptShape {

@@ -5,8 +5,8 @@ use engine::model::{BalanceGroup, Capacity, Experts, GptShape, Keeps, SampleRow}
 use engine::precision::Precision;
 use engine::step::{StepResult, StepSettings};
 
-use crate::experts::{FOUR, assert_same_bits, off, padded, run_of, set_routers, tiny_experts, tiny_shared};
-use crate::models::{Kind, MICRO_BATCH, Run, SEQ, all_settings, batch, tiny_llama};
+use crate::experts::{FOUR, assert_same_bits, padded, run_of, set_routers, tiny_experts, tiny_shared};
+use crate::models::{Kind, MICRO_BATCH, Run, SEQ, all_settings, batch, off, tiny_llama};
 use crate::parity::{F32, transformer};
 
 const POLICIES: [Keeps; 2] = [Keeps::HighestWeights, Keeps::FirstTokens];

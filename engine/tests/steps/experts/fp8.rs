@@ -7,7 +7,7 @@ use engine::precision::Precision;
 use engine::step::StepResult;
 
 use crate::experts::FOUR;
-use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_llama};
+use crate::models::{Kind, Layout, Run, all_settings, batch, off, tiny_llama};
 
 const RECIPES: [Fp8Recipe; 2] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed];
 
@@ -27,10 +27,6 @@ pub fn shape(dropout: f32, recipe: Option<Fp8Recipe>) -> GptShape {
 
 fn run(shape: GptShape, microbatches: usize, graphs: GraphOptions) -> Run {
     Run { shape: Some(shape), steps: 8, learning_rate: 3e-3, ..Run::new(Kind::Llama, microbatches, graphs) }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 fn losses(results: &[StepResult]) -> Vec<f64> {

@@ -20,7 +20,8 @@ use graph_manager::{Verification, Verified};
 use parallel::Axis;
 
 use crate::models::{
-    Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, documents, packed, tiny_llama, tiny_olmo2, tiny_qwen3,
+    Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, documents, off, packed, tiny_llama, tiny_olmo2,
+    tiny_qwen3,
 };
 use crate::parity::{BF16, F32, in_small_steps, transformer};
 
@@ -200,10 +201,6 @@ const STEPS: usize = 4;
 pub fn run_of(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
     let precision = shape.precision;
     Run { shape: Some(shape.clone()), precision, check: true, steps: STEPS, ..Run::new(Kind::Gpt, 4 / data, graphs) }
-}
-
-pub fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 pub fn assert_same_bits(

@@ -8,8 +8,8 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
 use super::balance::tiny_balanced;
-use crate::experts::{FOUR, numbers, off, run_of, set_routers, tiny_experts, tiny_shared};
-use crate::models::{Layout, Run, all_settings, tiny_llama};
+use crate::experts::{FOUR, numbers, run_of, set_routers, tiny_experts, tiny_shared};
+use crate::models::{Layout, Run, all_settings, off, tiny_llama};
 
 /// So many ranks that share the batch, of which groups of two divide the experts.
 fn pairs(data: usize) -> Layout {

@@ -14,7 +14,7 @@ use engine::step::{Stage, StepResult};
 
 use crate::experts::tiny_qwen3_moe;
 use crate::lora::{train, with_adapters};
-use crate::models::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Run, all_settings, off, tiny_gpt, tiny_llama};
 
 const RECIPES: [Fp8Recipe; 4] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed, Fp8Recipe::Rowwise, Fp8Recipe::Blockwise];
 
@@ -32,10 +32,6 @@ fn fp8(recipe: Fp8Recipe) -> Fp8 {
 
 fn run(shape: GptShape, kind: Kind, microbatches: usize, graphs: GraphOptions) -> Run {
     Run { shape: Some(shape), steps: 8, learning_rate: 3e-3, ..Run::new(kind, microbatches, graphs) }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 fn losses(results: &[StepResult]) -> Vec<f64> {

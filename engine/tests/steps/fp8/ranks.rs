@@ -8,7 +8,7 @@ use engine::precision::Precision;
 use engine::step::StepResult;
 
 use crate::exchange::relative_l2;
-use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, Run, all_settings, batch, off, tiny_gpt, tiny_llama};
 
 /// All sizes are multiples of 16 on each of two ranks that share layers.
 fn run(kind: Kind, recipe: Fp8Recipe, recompute: bool, graphs: GraphOptions) -> Run {
@@ -71,7 +71,6 @@ fn rows_that_are_gathered_in_8_bits_train_as_rows_that_every_rank_has() {
 
 #[test]
 fn graphs_and_recompute_change_no_bit_of_rows_that_are_gathered_in_8_bits() {
-    let off = || GraphOptions { enable: false, ..GraphOptions::default() };
     let bits = |trained: Vec<Trained>| -> Vec<_> {
         trained.into_iter().map(|(results, gradients, _)| (results, gradients)).collect()
     };

@@ -33,6 +33,11 @@ pub const VOCAB: usize = 97;
 pub const SEQ: usize = 8;
 pub const MICRO_BATCH: usize = 2;
 
+/// Without graphs.
+pub fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
 /// The model that a run trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

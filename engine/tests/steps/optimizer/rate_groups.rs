@@ -9,7 +9,7 @@ use engine::optimizer::ParamGroup;
 use engine::precision::Precision;
 
 use super::muon::muon_groups;
-use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt};
+use crate::models::{Kind, Layout, Run, all_settings, off, tiny_gpt};
 
 const STEPS: usize = 5;
 
@@ -67,10 +67,6 @@ fn run(usual: &[ParamGroup], own: Own, data: usize, graphs: GraphOptions) -> Run
     let names: Vec<String> = gpt(shape()).specs.into_iter().map(|spec| spec.name).collect();
     let groups = Some(with_own(usual.to_vec(), &names, own));
     Run { shape: Some(shape()), groups, steps: STEPS, ..Run::new(Kind::Gpt, 4 / data, graphs) }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 /// The bits of all final weights.

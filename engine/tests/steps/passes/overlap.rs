@@ -8,11 +8,7 @@ use engine::precision::Precision;
 use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
 
-use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt, tiny_llama};
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
-}
+use crate::models::{Kind, Layout, Run, all_settings, batch, off, tiny_gpt, tiny_llama};
 
 fn assert_same(what: &str, plain: &(Vec<StepResult>, Vec<f32>), other: &(Vec<StepResult>, Vec<f32>)) {
     assert_eq!(plain.0, other.0, "{what}");

@@ -9,7 +9,7 @@ use engine::step::{StepResult, StepSettings};
 use parallel::{Axis, Place};
 
 use crate::models::{
-    Kind, Layout, MICRO_BATCH, Run, SEQ, all_settings, batch, noise, packed, tiny_gemma2, tiny_gemma3, tiny_gpt,
+    Kind, Layout, MICRO_BATCH, Run, SEQ, all_settings, batch, noise, off, packed, tiny_gemma2, tiny_gemma3, tiny_gpt,
     tiny_llama, tiny_mistral, tiny_olmo2, tiny_qwen3,
 };
 
@@ -46,10 +46,6 @@ fn shapes() -> Vec<(&'static str, GptShape)> {
 fn run(shape: &GptShape, data: usize, row: Option<SampleRow>, graphs: GraphOptions) -> Run {
     let (shape, keeps_losses) = (Some(shape.clone()), true);
     Run { shape, row, keeps_losses, steps: 1, ..Run::new(Kind::Llama, MICROBATCHES / data, graphs) }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 fn samples(run: &Run, settings: StepSettings) -> HostValues {

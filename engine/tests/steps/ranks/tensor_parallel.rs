@@ -6,7 +6,7 @@ use engine::precision::Precision;
 use engine::step::StepResult;
 use graph_manager::Mempool;
 
-use crate::models::{Kind, Layout, Run, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, Run, off, tiny_gpt, tiny_llama};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;
@@ -18,10 +18,6 @@ fn shape(kind: Kind, precision: Precision) -> GptShape {
         Kind::Llama => GptShape { heads: 8, kv_heads: 4, recompute: true, ..tiny_llama(0.1, precision) },
         _ => tiny_gpt(0.1, precision),
     }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 fn run(kind: Kind, data: usize, precision: Precision, graphs: &GraphOptions) -> Run {

@@ -8,7 +8,7 @@ use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
 use graph_manager::Mempool;
 
-use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, MICRO_BATCH, Run, off, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 5;
 
@@ -31,10 +31,6 @@ struct Case {
     graphs: GraphOptions,
     shuffle: Option<u64>,
     rehearses: bool,
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 impl Case {

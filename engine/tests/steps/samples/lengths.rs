@@ -11,7 +11,7 @@ use graph_manager::{EagerMemory, Verification, Verified};
 use parallel::Axis;
 
 use crate::experts::tiny_experts;
-use crate::models::{Kind, Run, SEQ, VOCAB, all_settings, noise, tiny_gemma3, tiny_gpt, tiny_llama, tiny_qwen3};
+use crate::models::{Kind, Run, SEQ, VOCAB, all_settings, noise, off, tiny_gemma3, tiny_gpt, tiny_llama, tiny_qwen3};
 
 /// The lengths of a model, beside its own.
 const SHORTER: [usize; 2] = [4, 6];
@@ -63,10 +63,6 @@ fn run(shape: &GptShape, microbatches: usize, graphs: GraphOptions) -> Run {
         learning_rate: 1e-3,
         ..Run::new(Kind::Llama, microbatches, graphs)
     }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 /// Trains, with an evaluation of the same samples before each step.

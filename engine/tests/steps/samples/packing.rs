@@ -9,7 +9,8 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult, StepSettings};
 
 use crate::models::{
-    Kind, MICRO_BATCH, Run, SEQ, all_settings, documents, on_gpu, packed, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3,
+    Kind, MICRO_BATCH, Run, SEQ, all_settings, documents, off, on_gpu, packed, tiny_gpt, tiny_llama, tiny_olmo2,
+    tiny_qwen3,
 };
 
 const STEPS: usize = 6;
@@ -30,10 +31,6 @@ fn shapes(dropout: f32) -> [(&'static str, GptShape); 4] {
 fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
     let (shape, row) = (Some(shape.clone()), Some(SampleRow::packed(SEQ, SEQ)));
     Run { shape, row, steps: STEPS, learning_rate: 1e-3, ..Run::new(Kind::Llama, 4 / data, graphs) }
-}
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
 /// The loss of one step without dropout, and the changes of all weights: the gradients, times the learning rate.

@@ -9,17 +9,13 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult, StepSettings};
 
 use crate::lora::with_adapters;
-use crate::models::{Kind, Run, SEQ, all_settings, documents, labelled, tiny_llama, with_pairs};
+use crate::models::{Kind, Run, SEQ, all_settings, documents, labelled, off, tiny_llama, with_pairs};
 
 const STEPS: usize = 4;
 /// Pairs of a sample, at most.
 const MOST: usize = 2;
 /// Answers of a sample, at most.
 const ANSWERS: usize = 4;
-
-fn off() -> GraphOptions {
-    GraphOptions { enable: false, ..GraphOptions::default() }
-}
 
 fn run(graphs: GraphOptions, change: impl FnOnce(GptShape) -> GptShape) -> Run {
     let preference = Some(Preference::Sigmoid { beta: 0.5, label_smoothing: 0.1 });

@@ -377,10 +377,6 @@ impl CustomOp for Holds {
         "holds"
     }
 
-    fn check(&self) -> device::Result<()> {
-        Ok(())
-    }
-
     fn accesses(&self) -> Accesses {
         Accesses::new([self.from], [self.to])
     }

@@ -23,9 +23,9 @@ use trainer::config::options::{OptionSpec, options};
 
 /// A command line that was read.
 pub(crate) enum Parsed {
-    /// It asks for a command.
+    /// The line asks for a command.
     Matches(ArgMatches),
-    /// It asks for help or the version: the text.
+    /// The line asks for help or the version: the text.
     Help(String),
 }
 

@@ -330,14 +330,7 @@ fn option_values(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut M
         }
     }
     for pair in matches.get_many::<String>("set").into_iter().flatten() {
-        let set = pair.split_once('=').ok_or_else(|| {
-            UserError::new(
-                format!("--set {pair}"),
-                "--set takes a key, an equals sign and a value",
-                "for example --set train.steps=100",
-            )
-        });
-        if let Err(error) = set.and_then(|(key, value)| sources.set(key.trim(), value.trim(), "--set")) {
+        if let Err(error) = sources.set_pair(pair) {
             let keys = keys_in(&error.to_string());
             mistakes.add(error);
             mistakes.doubt(keys);

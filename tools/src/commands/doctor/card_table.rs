@@ -127,70 +127,12 @@ fn text(card: &Card, alone: &CardRates, small_ms: f64, large_ms: f64) -> String 
     let Card { name, memory_gib, peak_bf16_tflops, products, attention, memory, kernel, .. } = card;
     let (node, network, host, libraries) = (&card.node, card.network, card.host, card.libraries);
     format!(
-        "# {name}, measured by `trainer doctor --card FILE`; what was not measured is said.
-name = \"{name}\"
-measured = true
-memory_gib = {memory_gib:.2}
-# The data sheet's, where it is known.
-peak_bf16_tflops = {peak_bf16_tflops:.1}
-
-[products]
-# Fitted on a step of a large microbatch, {large_ms:.2} ms. Alone, 8192 x 8192 x 8192 have {alone_bf16:.0}.
-bf16_tflops = {bf16:.1}
-# Not measured: half of bf16.
-tf32_tflops = {tf32:.1}
-f32_tflops = {f32:.1}
-# {eight}
-fp8_tflops = {fp8:.1}
-
-[attention]
-# By channels of a head, causal FLOPs.
-head_channels = {channels:?}
-forward_tflops = {forward:.1?}
-backward_tflops = {backward:.1?}
-# Not measured: those of the H200.
-long_forward_gain = {long_forward:?}
-long_backward_gain = {long_backward:?}
-
-[memory]
-# An addition of two tensors of 512 MiB.
-gb_per_s = {gb_per_s:.0}.0
-
-[kernel]
-# Fitted on a step of small microbatches, {small_ms:.2} ms.
-latency_us = {latency:.2}
-ramp_us = {ramp:.2}
-
-[node]
-# Not measured: NCCL inside a node of H200s.
-ranks = {ranks:?}
-bus_gb_per_s = {bus:?}
-latency_us = {node_latency:?}
-# Not measured: that of the H100.
-kernels_latency_us = {kernels_latency:?}
-
-[network]
-# Not measured: a 400 Gb/s port for each GPU.
-gb_per_s = {network_rate:?}
-latency_us = {network_latency:?}
-hop_us = {hop:?}
-
-[overlap]
-# Not measured: that of the H200.
-transfer_share = {share:?}
-
-[host]
-# Not measured: those of an H200's host.
-operation_us = {operation_us:?}
-launch_us = {launch_us:?}
-launch_with_transfers_us = {with_transfers:?}
-copy_gb_per_s = {copy_gb_per_s:?}
-
-[libraries]
-process_gib = {process_gib:.2}
-# Not measured: that of the H200.
-communicator_gib = {communicator_gib:?}
-",
+        include_str!("card.txt"),
+        name = name,
+        memory_gib = memory_gib,
+        peak_bf16_tflops = peak_bf16_tflops,
+        large_ms = large_ms,
+        small_ms = small_ms,
         alone_bf16 = alone.bf16_tflops,
         bf16 = products.bf16_tflops,
         tf32 = products.tf32_tflops,

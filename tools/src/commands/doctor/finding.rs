@@ -5,13 +5,13 @@ use serde::Serialize;
 /// One finding.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Its subject: `machine`, `operation`, `rate` or `ranks`.
+    /// The finding's subject: `machine`, `operation`, `rate` or `ranks`.
     pub about: &'static str,
     /// The thing that was checked.
     pub name: String,
     /// The result.
     pub value: String,
-    /// Its meaning for training.
+    /// The finding's meaning for training.
     pub verdict: Verdict,
 }
 

@@ -80,7 +80,7 @@ fn paths(device: &Device, group: &Rc<dyn Communicator>) -> Vec<Path> {
 
 /// A transfer that is tried.
 struct Trial {
-    /// Its number. Its values follow from it.
+    /// The trial's number. Its values follow from it.
     number: usize,
     op: Collective,
     /// The values that are copied to its input before.

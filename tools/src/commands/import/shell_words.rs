@@ -5,7 +5,7 @@
 pub(super) struct Line {
     /// The number of its first line.
     pub(super) number: usize,
-    /// It runs only if the command before it succeeds, or fails: `&&`, `||`.
+    /// The line runs only if the command before it succeeds, or fails: `&&`, `||`.
     pub(super) is_conditional: bool,
     pub(super) words: Vec<RawWord>,
 }

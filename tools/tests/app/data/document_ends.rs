@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, mpirun, printed, run};
+use crate::harness::{Folder, assert_like, bits, cases, copy_run, expect, metrics, mpirun, printed, run};
 use crate::hugging_face::models::python;
 use crate::mistakes::refused;
 
@@ -110,22 +110,8 @@ fn documents_that_cannot_be_told_apart_are_refused() {
     write_documents(&folder, "text.jsonl", &[40; 40]);
     std::fs::write(folder.path("tokens.bin"), [7, 0, 9, 0].repeat(4000)).unwrap();
     std::fs::write(folder.path("chats.jsonl"), "{\"prompt\": \"a\", \"completion\": \"b\"}\n").unwrap();
-    for (flags, needles) in [
-        ("--reset-attention-mask", &["data.reset_attention_mask without data.path"][..]),
-        (
-            "--eod-mask-loss --raw-tokens u16 --data-path tokens.bin",
-            &["data.eod_mask_loss: tokens.bin does not name its tokenizer", "--tokenizer"],
-        ),
-        (
-            "--reset-position-ids --sft --data-path chats.jsonl",
-            &["data.reset_position_ids with data.sft", "packed ones have"],
-        ),
-        (
-            "--reset-position-ids --preset tiny-llama --data-path text.jsonl",
-            &["data.reset_position_ids with model.position = \"rotary\"", "add data.reset_attention_mask"],
-        ),
-    ] {
-        refused(&folder.0, flags, &[], needles);
+    for (flags, needles) in cases("document_ends") {
+        refused(&folder.0, flags, &[], &needles);
     }
     let batches = ["batches", "--data-path", "text.jsonl", "--reset-attention-mask", "--output", "b.bin"];
     expect(&mpirun(1, &folder.0, &batches), 2, &["trainer batches with data.reset_attention_mask"]);

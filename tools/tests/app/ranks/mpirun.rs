@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::checkpoints::disk_shim::{Fault, break_file};
-use crate::harness::{Folder, mpirun, mpirun_command, printed};
+use crate::harness::{Folder, cases, mpirun, mpirun_command, printed};
 
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
 
@@ -188,55 +188,9 @@ fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
 
 #[test]
 fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
-    for (arguments, expected) in [
-        ("--stepz 5", ["--stepz is unknown", "`trainer --help`", "did you mean --steps?"]),
-        ("--steps", ["--steps <VALUE> has no value", "the flag has a value", "`trainer --help`"]),
-        ("frobnicate", ["frobnicate", "`trainer --help`", "`trainer --help`"]),
-        ("--set train.stepz=5", ["`train.stepz`", "a key is one that", "`train.steps`"]),
-        ("--set train.steps", ["--set train.steps", "an equals sign", "--set train.steps=100"]),
-        ("--steps many", ["train.steps = \"many\"", "a whole number", "set train.steps"]),
-        ("--steps -1", ["train.steps = -1", "0 or more", "set train.steps"]),
-        ("--steps 0", ["train.steps = 0", "at least 1", "set train.steps = 1"]),
-        ("--enable-cuda-graph=maybe", ["\"maybe\"", "true or false", "set cuda_graph.enable"]),
-        ("--lr-schedule cosin", ["\"cosin\"", "constant, cosine, linear, inverse_sqrt, wsd", "`cosine`"]),
-        ("--lr nan", ["optimizer.lr = nan", "a number", "set optimizer.lr"]),
-        ("--lr 0", ["optimizer.lr = 0", "above 0", "set optimizer.lr = 3e-4"]),
-        ("--min-lr 1", ["optimizer.min_lr = 1", "at or below optimizer.lr", "set optimizer.min_lr"]),
-        ("--betas [0.9]", ["optimizer.betas = [0.9]", "two", "[0.9, 0.95]"]),
-        ("--clip-grad -1", ["clip = -1", "negative", "to 0"]),
-        ("--z-loss-multiplier -1", ["train.z_loss_multiplier = -1", "not negative", "to 1e-5"]),
-        ("--skip-step-sigma-factor -1", ["optimizer.skip_step_sigma_factor = -1", "not negative", "to 6"]),
-        (
-            "--skip-step-sigma-factor 6 --skip-step-rolling-interval-length 1",
-            ["optimizer.skip_step_interval = 1", "at least 2", "set optimizer.skip_step_interval = 2"],
-        ),
-        (
-            "--exp-avg-sq-dtype bf16 --betas [0.9,0.999]",
-            ["with optimizer.betas = [0.9, 0.999]", "at least 1 % a step", "set optimizer.betas = [0.9, 0.95]"],
-        ),
-        ("--hidden 65", ["model.hidden = 65 with model.heads = 4", "multiple of heads", "set model.hidden = 68"]),
-        ("--heads 0", ["model.heads = 0", "at least 1", "set model.heads = 1"]),
-        ("--vocab 100", ["model.vocab = 100", "0 to 255", "set model.vocab = 256"]),
-        ("--hidden-dropout 1", ["model.hidden_dropout = 1", "[0, 1)", "set it to 0"]),
-        (
-            "--kind mlp --layer-sizes [4]",
-            ["model.layer_sizes = [4]", "an input and an output", "set model.layer_sizes"],
-        ),
-        ("--split 0", ["data.split = 0", "above 0", "set data.split = 0.9"]),
-        ("--micro-batch-size 0", ["train.micro_batch_size = 0", "at least 1", "set train.micro_batch_size = 1"]),
-        ("--global-batch-size 15", ["train.global_batch_size = 15", "multiple", "= 14 or 16"]),
-        ("--threads 0", ["train.threads = 0", "at least 1", "set train.threads = 1"]),
-        ("--device cuda", ["train.device = \"cuda\"", "there is a GPU", "set train.device"]),
-        (
-            "--tensor-model-parallel-size 2",
-            ["parallel.tensor = 2", "a multiple of parallel.tensor", "set parallel.tensor = 1"],
-        ),
-        (
-            "--enable-cuda-graph --cuda-graph-warmup-steps 0",
-            ["cuda_graph.warmup_steps = 0", "before it is captured", "set cuda_graph.warmup_steps = 1"],
-        ),
-    ] {
-        assert_refused(&arguments.split(' ').collect::<Vec<_>>(), expected);
+    for (arguments, expected) in cases("values") {
+        let parts = expected.try_into().unwrap_or_else(|_| panic!("{arguments} needs a value, a rule and a fix"));
+        assert_refused(&arguments.split(' ').collect::<Vec<_>>(), parts);
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, expect, mpirun};
+use crate::harness::{Folder, cases, expect, mpirun};
 use crate::hugging_face::models::python;
 
 /// The output of `trainer eval ARGUMENTS` on so many ranks, and the lines of the file `choices.jsonl`.
@@ -91,23 +91,10 @@ fn wrong_questions_are_refused_with_their_line() {
     write("letters.jsonl", &right.replace("\"b\"", "\"z\""));
     write("text.txt", "text");
     write("empty.jsonl", "");
-    for (arguments, parts) in [
-        ("saved --multiple-choice no-label.jsonl", &["no-label.jsonl line 3 has no `label`", "correct that line"][..]),
-        (
-            "saved --multiple-choice long.jsonl",
-            &["long.jsonl line 1", "number 1, of 17 tokens", "model.seq_length = 16"],
-        ),
-        ("saved --multiple-choice text.txt", &["text.txt has no JSON lines", "name a .jsonl file"]),
-        ("saved --multiple-choice empty.jsonl", &["empty.jsonl", "has no question"]),
-        ("saved --multiple-choice none.jsonl", &["none.jsonl", "cannot be read"]),
-        ("saved", &["DATA"]),
-        ("saved right.jsonl --write-choices x", &["--multiple-choice"]),
-        ("saved --multiple-choice right.jsonl --write-choices no/x", &["--write-choices no/x", "a folder that exists"]),
-        ("saved --multiple-choice letters.jsonl --vocab 100", &["has token 122, and model.vocab = 100", "--tokenizer"]),
-    ] {
+    for (arguments, parts) in cases("choices") {
         let words: Vec<&str> = ["eval"].into_iter().chain(arguments.split_whitespace()).collect();
         let output = mpirun(1, &folder.0, &words);
-        expect(&output, 2, parts);
+        expect(&output, 2, &parts);
         expect(&output, 2, &["Rule: ", "Fix: "]);
     }
     let dry = mpirun(

@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 use super::sft::{TEMPLATE, answers};
-use crate::harness::{Folder, expect, mpirun, printed};
+use crate::harness::{Folder, cases, expect, mpirun, printed};
 
 /// Tokens of the model: 256 bytes, and the token that ends a text.
 const VOCAB: usize = 257;
@@ -263,22 +263,8 @@ fn adapters_learn_from_pairs_and_wrong_settings_are_refused() {
     expect(&output, 0, &["done: loss"]);
     let steps = numbers(&folder.0);
     assert!(steps[0][2] == 0.0 && steps[11][4] > 0.2 && steps[11][5] == 1.0, "{steps:?}");
-    for (more, says) in [
-        ("--dpo-beta 0", &["dpo.beta = 0", "above 0"][..]),
-        ("--dpo-label-smoothing 0.5", &["dpo.label_smoothing = 0.5", "below a half"]),
-        ("--dpo-loss-type ipo --dpo-label-smoothing 0.1", &["with dpo.loss_type = \"ipo\""]),
-        ("--z-loss-multiplier 0.1", &["train.z_loss_multiplier = 0.1 with data.dpo"]),
-        ("--seq-length 81", &["model.seq_length = 81 with data.dpo", "share a sample equally"]),
-        ("--sft", &["data.sft with data.dpo", "leave one of them out"]),
-        ("--micro-batch-size 2 --loss-pieces 4", &["model.loss_pieces = 4", "each piece has whole samples"]),
-        ("--seq-length-buckets 40,80", &["data.seq_length_buckets with data.dpo", "are packed, so none is shorter"]),
-        ("--dpo-loss-type kto", &["kto"]),
-        ("--dpo-references step", &["dpo.references = \"step\" without adapters", "--lora-rank"]),
-        ("--kto", &["data.dpo with data.kto", "leave one of them out"]),
-        ("--validation-sets a=pairs.jsonl --eval-interval 1", &["data.validation_sets with data.dpo"]),
-        ("--reset-attention-mask", &["data.reset_attention_mask with data.dpo", "leave --dpo out"]),
-    ] {
-        expect(&train(1, &folder.0, more), 2, says);
+    for (more, says) in cases("pairs") {
+        expect(&train(1, &folder.0, more), 2, &says);
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::harness::{Folder, checkpoint, copy_folder, expect, metrics, printed, run, saved, stdout_of};
+use crate::harness::{Folder, cases, checkpoint, copy_folder, expect, metrics, printed, run, saved, stdout_of};
 
 /// A model learns four answers. All conversations are short, so that they fit the model's context of 48 bytes.
 const TAUGHT: [(&str, &str); 4] = [("sky", "blue"), ("sun", "yellow"), ("grass", "green"), ("snow", "white")];
@@ -312,41 +312,10 @@ fn conversations_that_cannot_be_used_are_refused_by_name() {
     write("read.jsonl", &talk(r#", "weight": 0"#));
     write("long.jsonl", &talk(""));
     write("counts.jinja", "{{ messages | length }}{{ messages[-1].content }}");
-    for (flags, says) in [
-        ("--sft --data-path chats.jsonl", &["the byte tokenizer has no chat template", "--chat-template chatml"][..]),
-        ("--sft --chat-template chatml", &["data.sft without data.path"]),
-        ("--data-path chats.jsonl --chat-template chatml", &["data.chat_template without data.sft", "add --sft"]),
-        ("--sft --data-path chats.jsonl --chat-template chatml --text-key x", &["data.text_key with data.sft"]),
-        ("--data-path chats.jsonl --sft-packing 4", &["data.sft_packing without data.sft", "add --sft"]),
-        ("--sft --data-path chats.jsonl --chat-template chatml --sft-packing 0", &["data.sft_packing = 0"]),
-        ("--sft --data-path chats.jsonl --chat-template chatml --sft-packing 2000", &["data.sft_packing = 2000"]),
-        (
-            "--sft --data-path texts.jsonl --chat-template chatml",
-            &["texts.jsonl line 1 has the fields text", "`conversations`"],
-        ),
-        (
-            "--sft --data-path questions.jsonl --chat-template chatml",
-            &["has 1 conversation, and no answer that is learned"],
-        ),
-        (
-            "--sft --data-path read.jsonl --chat-template chatml",
-            &[
-                "has 1 conversation, and no answer that is learned",
-                "a `weight` of 0",
-                "give conversations with answers",
-            ],
-        ),
-        // Tokens are bytes: 27 of the question with its marks, 22 before the answer, and 3 of the answer with its end.
-        (
-            "--sft --data-path long.jsonl --chat-template chatml --seq-length 16",
-            &["no answer within 17 tokens", "set model.seq_length = "],
-        ),
-        ("--sft --data-path chats.jsonl --chat-template none.jinja", &["chat template none.jinja cannot be read"]),
-        ("--sft --data-path chats.jsonl --chat-template counts.jinja", &["line 1 has an answer", "told apart"]),
-    ] {
+    for (flags, says) in cases("conversations") {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
         let output = command.args(flags.split(' ')).args(["--steps", "1"]).current_dir(&folder.0).output().unwrap();
-        expect(&output, 2, says);
+        expect(&output, 2, &says);
         expect(&output, 2, &["Rule: ", "Fix: "]);
     }
 }

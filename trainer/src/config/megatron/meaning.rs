@@ -5,33 +5,34 @@ use crate::config::RunConfig;
 /// The effect of one of Megatron's flags here.
 #[derive(Clone, Copy, Debug)]
 pub enum Meaning {
-    /// It sets this key to this value.
+    /// The flag sets this key to this value.
     Sets(&'static str, &'static str),
     /// Each of these values sets these keys. For other values: the rule and the fix.
     SetsByValue(&'static [(&'static str, &'static [(&'static str, &'static str)])], &'static str, &'static str),
-    /// It sets the first key to the value beside it. If the second key has the value beside it, the user is told.
+    /// The flag sets the first key to the value beside it. If the second key has the value beside it, the user is told.
     SetsTelling((&'static str, &'static str), (&'static str, &'static str), &'static str),
-    /// It sets this key to this value. Its own value has no effect; the user is told so with the reason.
+    /// The flag sets this key to this value. Its own value has no effect; the user is told so with the reason.
     SetsWhateverValue(&'static str, &'static str, &'static str),
-    /// Its value, a number, makes this key's value: the formula in words and as a function, `None` if the number is not
-    /// known.
+    /// The flag's value, a number, makes this key's value: the formula in words and as a function, `None` if the number
+    /// is not known.
     Computes(&'static str, &'static str, fn(f64, &RunConfig) -> Option<f64>),
-    /// Its value, a text, makes this key's value: in words, an example, and as a function, `None` if the text is not known.
+    /// The flag's value, a text, makes this key's value: in words, an example, and as a function, `None` if the text is
+    /// not known.
     Translates(&'static str, &'static str, &'static str, fn(&str, &RunConfig) -> Option<String>),
-    /// It sets the first key to the value beside it. If the second key has the value beside it, it has no effect, which the
-    /// user is told with the reason.
+    /// The flag sets the first key to the value beside it. If the second key has the value beside it, it has no effect,
+    /// which the user is told with the reason.
     SetsUnless((&'static str, &'static str), (&'static str, &'static str), &'static str),
-    /// Its value is this item, counted from 0, of the list that is this key's value.
+    /// The flag's value is this item, counted from 0, of the list that is this key's value.
     SetsItem(&'static str, usize),
-    /// It has no effect, and must not contradict this key: its value is the key's, or, alone, it says that the key is unset.
-    /// Why, in words.
+    /// The flag has no effect, and must not contradict this key: its value is the key's, or, alone, it says that the
+    /// key is unset. Why, in words.
     Agrees(Takes, &'static str, &'static str),
-    /// It has no effect, which the user is told with the reason.
+    /// The flag has no effect, which the user is told with the reason.
     Ignored(Takes, &'static str),
     /// With one of these values it has no effect, which the user is told with the reason. Others are refused: the rule and the
     /// fix.
     IgnoredIf(&'static [&'static str], &'static str, &'static str, &'static str),
-    /// It is refused, but for these values, which have no effect: the rule and the fix.
+    /// The flag is refused, but for these values, which have no effect: the rule and the fix.
     Refused(&'static [&'static str], &'static str, &'static str),
 }
 
@@ -58,10 +59,10 @@ impl Meaning {
 /// The number of a flag's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// It stands alone.
+    /// The flag stands alone.
     Nothing,
-    /// It has one.
+    /// The flag has one value.
     Value,
-    /// It has one or more.
+    /// The flag has one value or more.
     Values,
 }

@@ -20,7 +20,7 @@ pub use meaning::{Meaning, Takes};
 /// The flags that have the same effect here, with that effect. A name that ends in `*` stands for all that begin so.
 pub fn groups() -> impl Iterator<Item = (&'static [&'static str], &'static Meaning)> {
     let alone = GENERAL_FLAGS.iter().chain(EXPERT_FLAGS).map(|(flag, meaning)| (from_ref(flag), meaning));
-    alone.chain(ABSENT_FLAGS.iter().map(|(meaning, flags)| (*flags, meaning)))
+    alone.chain(ABSENT_FLAGS.iter().map(|(meaning, flags)| (flags.as_slice(), meaning)))
 }
 
 /// Each flag with its effect here.

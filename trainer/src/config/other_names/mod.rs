@@ -44,10 +44,10 @@ impl Trainer {
     /// The trainer's settings.
     pub fn names(self) -> &'static [OtherName] {
         match self {
-            Trainer::NanoGpt => nanogpt::NAMES,
-            Trainer::HuggingFace => hugging_face::NAMES,
-            Trainer::Torchtitan => torchtitan::NAMES,
-            Trainer::Torchrun => torchrun::NAMES,
+            Trainer::NanoGpt => &nanogpt::NAMES,
+            Trainer::HuggingFace => &hugging_face::NAMES,
+            Trainer::Torchtitan => &torchtitan::NAMES,
+            Trainer::Torchrun => &torchrun::NAMES,
         }
     }
 

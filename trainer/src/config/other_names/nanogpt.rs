@@ -1,51 +1,33 @@
 //! The settings of nanoGPT's `train.py`, with its defaults (github.com/karpathy/nanoGPT, `train.py`).
 
+use std::sync::LazyLock;
+
 use toml::Value;
 
 use super::settings::{
-    Made, OtherName, Settings, becomes, betas_of, graphs, is_true, none, number, one, same, set, set_as, shown, text,
-    with, without,
+    Made, Make, OtherName, Settings, betas_of, graphs, is_true, names, none, number, one, set, set_as, shown, text,
 };
 
-const WANDB: &str = "the client of Weights & Biases reads variables of its own";
-const BATCH: &str = "--micro-batch-size, and --global-batch-size with batch_size x gradient_accumulation_steps";
-
-pub(super) const NAMES: &[OtherName] = &[
-    same("out_dir", "checkpoint.dir").by_default("\"out\""),
-    same("eval_interval", "train.eval_interval").by_default("2000"),
-    same("log_interval", "logging.interval").by_default("1"),
-    becomes("eval_iters", "--eval-iters", batches).by_default("200"),
-    becomes("eval_only", "trainer eval", evaluation_alone),
-    becomes("always_save_checkpoint", "--save-interval", checkpoints).by_default("true"),
-    becomes("init_from", "--init-from with a folder of a Hugging Face model", start).by_default("\"scratch\""),
-    same("wandb_log", "logging.wandb"),
-    without("wandb_project", WANDB, "--wandb with WANDB_PROJECT set"),
-    without("wandb_run_name", WANDB, "--wandb with WANDB_NAME set"),
-    becomes("dataset", "--data-path with the files that prepare.py wrote, and --raw-tokens u16", data)
-        .by_default("\"openwebtext\""),
-    with("gradient_accumulation_steps", "batch_size", BATCH).by_default("40"),
-    becomes("batch_size", BATCH, batch).by_default("12"),
-    same("block_size", "model.seq_length").by_default("1024"),
-    same("n_layer", "model.layers").by_default("12"),
-    same("n_head", "model.heads").by_default("12"),
-    same("n_embd", "model.hidden").by_default("768"),
-    becomes("dropout", "--hidden-dropout and --attention-dropout", dropout).by_default("0.0"),
-    same("bias", "model.bias").by_default("false"),
-    same("learning_rate", "optimizer.lr").by_default("6e-4"),
-    same("max_iters", "train.steps").by_default("600000"),
-    same("weight_decay", "optimizer.weight_decay").by_default("1e-1"),
-    becomes("beta1", "--betas BETA1 BETA2", betas).by_default("0.9"),
-    with("beta2", "beta1", "--betas BETA1 BETA2").by_default("0.95"),
-    same("grad_clip", "optimizer.clip").by_default("1.0"),
-    becomes("decay_lr", "--lr-decay-style cosine or constant", decay).by_default("true"),
-    becomes("warmup_iters", "--lr-warmup-steps", warmup).by_default("2000"),
-    becomes("lr_decay_iters", "leave it out: a decay ends with the run, --steps", decay_end).by_default("600000"),
-    becomes("min_lr", "--min-lr", floor).by_default("6e-5"),
-    without("backend", "ranks talk over NCCL on GPUs and over MPI on the host", "leave it out"),
-    becomes("device", "--device", device),
-    becomes("dtype", "--bf16, or --compute tf32 or f32", format).by_default("\"bfloat16\""),
-    becomes("compile", "--enable-cuda-graph", graphs).by_default("true"),
+/// What makes options of a value, by setting.
+const MADE: &[(&str, Make)] = &[
+    ("eval_iters", batches),
+    ("eval_only", evaluation_alone),
+    ("always_save_checkpoint", checkpoints),
+    ("init_from", start),
+    ("dataset", data),
+    ("batch_size", batch),
+    ("dropout", dropout),
+    ("beta1", betas),
+    ("decay_lr", decay),
+    ("warmup_iters", warmup),
+    ("lr_decay_iters", decay_end),
+    ("min_lr", floor),
+    ("device", device),
+    ("dtype", format),
+    ("compile", graphs),
 ];
+
+pub(super) static NAMES: LazyLock<Vec<OtherName>> = LazyLock::new(|| names(include_str!("nanogpt.txt"), MADE));
 
 fn checkpoints(value: &Value, settings: &Settings) -> Made {
     let interval = settings.number("eval_interval").unwrap_or(0.0);

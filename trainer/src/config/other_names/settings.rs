@@ -17,48 +17,28 @@ pub struct OtherName {
     pub here: Here,
 }
 
-impl OtherName {
-    const fn new(name: &'static str, here: Here) -> OtherName {
-        OtherName { name, default: "", here }
-    }
+/// Makes options of a setting's value, and of other settings.
+pub(super) type Make = fn(&Value, &Settings) -> Made;
 
-    /// The setting, with a default.
-    pub(super) const fn by_default(self, default: &'static str) -> OtherName {
-        OtherName { default, ..self }
-    }
+/// The settings of a text, each a line: its name with its default, if it has one, and its effect here, as [`Here`] has it.
+/// `made` has what makes options, by setting.
+pub(super) fn names(text: &'static str, made: &[(&str, Make)]) -> Vec<OtherName> {
+    let name = |line: &'static str| {
+        let (setting, effect) = line.split_once(" | ").unwrap_or((line, ""));
+        let (name, default) = setting.split_once(" = ").unwrap_or((setting, ""));
+        let make = made.iter().find(|(of, _)| *of == name).map(|(_, make)| *make);
+        let here = match (&effect.split(" | ").collect::<Vec<_>>()[..], make) {
+            (["same", key], None) => Same(key),
+            (["if true", fix, sets], None) => IfTrue(fix, sets.split_once(" = ").unwrap_or((sets, "true"))),
+            (["becomes", fix], Some(make)) => Becomes(fix, make),
+            (["with", other, fix], None) => With(other, fix),
+            (["without", rule, fix], None) => Without(rule, fix),
+            _ => unreachable!("not a setting: {line}"),
+        };
+        OtherName { name, default, here }
+    };
+    text.lines().filter(|line| !line.starts_with('#')).map(name).collect()
 }
-
-/// See [`Here::Same`].
-pub(super) const fn same(name: &'static str, key: &'static str) -> OtherName {
-    OtherName::new(name, Same(key))
-}
-
-/// See [`Here::IfTrue`].
-pub(super) const fn if_true(name: &'static str, fix: &'static str, sets: (&'static str, &'static str)) -> OtherName {
-    OtherName::new(name, IfTrue(fix, sets))
-}
-
-/// See [`Here::Becomes`].
-pub(super) const fn becomes(name: &'static str, fix: &'static str, make: fn(&Value, &Settings) -> Made) -> OtherName {
-    OtherName::new(name, Becomes(fix, make))
-}
-
-/// See [`Here::With`].
-pub(super) const fn with(name: &'static str, other: &'static str, fix: &'static str) -> OtherName {
-    OtherName::new(name, With(other, fix))
-}
-
-/// See [`Here::Without`].
-pub(super) const fn without(name: &'static str, rule: &'static str, fix: &'static str) -> OtherName {
-    OtherName::new(name, Without(rule, fix))
-}
-
-/// The fix for a setting that nothing here needs.
-pub(super) const OUT: &str = "leave it out";
-/// The fix for a setting that changes a run elsewhere, and cannot here.
-pub(super) const NOT_HERE: &str = "leave it out: there is no equivalent";
-/// The rule for a choice between implementations.
-pub(super) const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
 
 /// The effect of another trainer's setting here.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +48,7 @@ pub enum Here {
     /// If it is true, the option of this key has this value: also the flags in words.
     IfTrue(&'static str, (&'static str, &'static str)),
     /// Options follow from its value and from other settings: the flags in words, and the options.
-    Becomes(&'static str, fn(&Value, &Settings) -> Made),
+    Becomes(&'static str, Make),
     /// Read together with the setting of this name: also the flags in words.
     With(&'static str, &'static str),
     /// No equivalent: the rule and the fix.

@@ -1,160 +1,45 @@
 //! The settings of torchtitan's job configuration, with its defaults (github.com/pytorch/torchtitan,
 //! `torchtitan/config/job_config.py`, where a job is a TOML file).
 
+use std::sync::LazyLock;
+
 use parallel::{Axis, Mesh, MeshSizes};
 use toml::Value;
 
 use super::settings::{
-    KERNELS, Made, NOT_HERE, OUT, OtherName, Settings, becomes, betas_of, graphs, if_true, none, number, one, same,
-    set, set_as, shown, text, with, without,
+    Made, Make, OtherName, Settings, betas_of, graphs, names, none, number, one, set, set_as, shown, text,
 };
 
 const EIGHT_BITS: &str = "--fp8-format hybrid with --fp8-recipe";
-const LOGS: &str = "metrics.jsonl has a line for every step";
-const EXPORT: &str = "a checkpoint always holds weights and optimizer; `trainer convert` writes weights alone";
-const NO_SERVICE: &str = "a run is restarted as a whole, from its newest checkpoint";
 
-pub(super) const NAMES: &[OtherName] = &[
-    without("job.config_file", "a configuration has one flag", "--config"),
-    without("job.dump_folder", "checkpoints and logs have a folder each", "--save and --log-dir"),
-    without("job.*", "the log names the run by its folder", OUT),
-    if_true("profiling.enable_profiling", "--trace trace.json", ("logging.trace", "trace.json")),
-    without("profiling.*", "a timeline has the kernels of a few steps", "--trace, --trace-after and --trace-steps"),
-    same("metrics.log_freq", "logging.interval").by_default("10"),
-    same("metrics.enable_tensorboard", "logging.tensorboard"),
-    same("metrics.enable_wandb", "logging.wandb"),
-    without("metrics.*", LOGS, OUT),
-    becomes("model.name", "--preset", preset),
-    with("model.flavor", "model.name", "--preset"),
-    same("model.hf_assets_path", "data.tokenizer"),
-    same("model.tokenizer_path", "data.tokenizer"),
-    becomes("model.converters", EIGHT_BITS, converters),
-    same("model.norm_type", "model.norm"),
-    without("model.print_after_conversion", "the plan is always printed", OUT),
-    becomes("optimizer.name", "--optimizer", optimizer).by_default("\"AdamW\""),
-    same("optimizer.lr", "optimizer.lr").by_default("8e-4"),
-    becomes("optimizer.beta1", "--betas BETA1 BETA2", betas).by_default("0.9"),
-    with("optimizer.beta2", "optimizer.beta1", "--betas BETA1 BETA2").by_default("0.95"),
-    same("optimizer.eps", "optimizer.eps").by_default("1e-8"),
-    same("optimizer.weight_decay", "optimizer.weight_decay").by_default("0.1"),
-    without("optimizer.implementation", KERNELS, OUT),
-    without("optimizer.early_step_in_backward", "gradients of all microbatches are summed before the update", OUT),
-    same("lr_scheduler.warmup_steps", "optimizer.warmup_steps").by_default("200"),
-    with(
-        "lr_scheduler.decay_ratio",
-        "lr_scheduler.decay_type",
-        "--lr-decay-style wsd, and --lr-decay-steps with decay_ratio x steps",
-    ),
-    becomes("lr_scheduler.decay_type", "--lr-decay-style", decay).by_default("\"linear\""),
-    becomes("lr_scheduler.min_lr_factor", "--min-lr with lr x min_lr_factor", floor).by_default("0.0"),
-    without("lr_scheduler.lr_min", "it was a factor of lr", "--min-lr with lr x lr_min"),
-    becomes("training.dataset", "--data-path with files of text, JSON lines, Parquet or tokens", dataset),
-    same("training.dataset_path", "data.path"),
-    becomes("training.local_batch_size", "--micro-batch-size", batch).by_default("8"),
-    with("training.batch_size", "training.local_batch_size", "--micro-batch-size"),
-    with("training.global_batch_size", "training.local_batch_size", "--global-batch-size").by_default("-1"),
-    same("training.seq_len", "model.seq_length").by_default("2048"),
-    same("training.max_norm", "optimizer.clip").by_default("1.0"),
-    same("training.steps", "train.steps").by_default("10000"),
-    becomes("training.mixed_precision_param", "--bf16, or --compute f32", format).by_default("\"bfloat16\""),
-    becomes("training.mixed_precision_reduce", "--grad-reduce f32 or bf16", reduce).by_default("\"float32\""),
-    without("training.dtype", "master weights are f32", "leave it out; --compute is the format of layers"),
-    same("training.seed", "train.seed"),
-    same("training.deterministic", "train.deterministic"),
-    becomes("training.compile", "--enable-cuda-graph", graphs),
-    without("training.enable_cpu_offload", "weights and state of the optimizer stay on the GPU", NOT_HERE),
-    without("training.gc_freq", "there is no garbage collector", OUT),
-    without("training.gc_debug", "there is no garbage collector", OUT),
-    same("debug.seed", "train.seed"),
-    same("debug.deterministic", "train.deterministic"),
-    becomes("parallelism.data_parallel_replicate_degree", "--num-distributed-optimizer-instances", replicate),
-    becomes(
-        "parallelism.data_parallel_shard_degree",
-        "--data-parallel-sharding-strategy optim_grads_params, or optim_grads where blocks are kept between forward and backward",
-        shard,
-    )
-    .by_default("-1"),
-    same("parallelism.tensor_parallel_degree", "parallel.tensor").by_default("1"),
-    same("parallelism.pipeline_parallel_degree", "parallel.pipeline").by_default("1"),
-    becomes(
-        "parallelism.pipeline_parallel_schedule",
-        "--pipeline-schedule, and --virtual-pipeline-model-parallel-size for chunks",
-        schedule,
-    ),
-    without(
-        "parallelism.pipeline_parallel_microbatch_size",
-        "microbatches have one size, in a pipeline too",
-        "--micro-batch-size",
-    ),
-    without(
-        "parallelism.pipeline_parallel_layers_per_stage",
-        "the option has the blocks of each stage",
-        "--pipeline-layers",
-    ),
-    same("parallelism.context_parallel_degree", "parallel.context").by_default("1"),
-    becomes("parallelism.context_parallel_rotate_method", "--context-parallel-transfers", rotate)
-        .by_default("\"allgather\""),
-    without(
-        "parallelism.context_parallel_load_balancer",
-        "a rank has a part of each sequence from its beginning, and the mirrored one from its end",
-        OUT,
-    ),
-    same("parallelism.expert_parallel_degree", "parallel.expert").by_default("1"),
-    becomes("parallelism.expert_tensor_parallel_degree", "--expert-tensor-parallel-size", expert_tensor)
-        .by_default("1"),
-    with(
-        "parallelism.fsdp_reshard_after_forward",
-        "parallelism.data_parallel_shard_degree",
-        "--data-parallel-sharding-strategy optim_grads for never",
-    ),
-    without("parallelism.disable_loss_parallel", "ranks that share layers always divide the vocabulary", OUT),
-    without("parallelism.enable_async_tensor_parallel", "transfers run beside products wherever they can", OUT),
-    without("parallelism.enable_compiled_autograd", "there is no autograd", OUT),
-    without("parallelism.*", "ranks are divided into tensor, context, pipeline and data parallelism", OUT),
-    with("checkpoint.enable", "checkpoint.folder", "--save"),
-    with("checkpoint.enable_checkpoint", "checkpoint.folder", "--save"),
-    becomes("checkpoint.folder", "--save", checkpoints).by_default("\"checkpoint\""),
-    same("checkpoint.interval", "checkpoint.interval").by_default("500"),
-    same("checkpoint.keep_latest_k", "checkpoint.keep").by_default("10"),
-    becomes("checkpoint.async_mode", "--async-save", async_save),
-    becomes("checkpoint.load_step", "--resume with the folder of the step", load_step),
-    same("checkpoint.initial_load_path", "model.init_from"),
-    without("checkpoint.initial_load_*", "the folder tells its form itself", "--init-from"),
-    without("checkpoint.last_save_*", EXPORT, OUT),
-    without("checkpoint.export_dtype", EXPORT, OUT),
-    without(
-        "checkpoint.exclude_from_loading",
-        "resuming restores all of a checkpoint's state",
-        "--init-from for weights alone",
-    ),
-    without("checkpoint.create_seed_checkpoint", "weights start the same on every layout", OUT),
-    without("checkpoint.enable_first_step_checkpoint", "checkpoints are saved at an interval", "--save-interval"),
-    without("checkpoint.*", "a checkpoint has one form", OUT),
-    becomes("activation_checkpoint.mode", "--recompute-granularity none, selective or full", recompute)
-        .by_default("\"selective\""),
-    without(
-        "activation_checkpoint.*",
-        "selective recompute runs norms and activations again",
-        "--recompute-granularity",
-    ),
-    becomes("compile.enable", "--enable-cuda-graph", graphs),
-    without("compile.*", "nothing is compiled; layers are captured", "--enable-cuda-graph"),
-    without("float8.*", "8-bit products have options of their own", EIGHT_BITS),
-    without("quantize.*", "8-bit products have options of their own", EIGHT_BITS),
-    without("mx.*", "8-bit products have options of their own", EIGHT_BITS),
-    same("comm.train_timeout_seconds", "parallel.distributed_timeout_seconds"),
-    same("comm.init_timeout_seconds", "parallel.setup_timeout_seconds"),
-    without("comm.*", "a run that stands still names the rank at fault", OUT),
-    with("validation.enable", "validation.freq", "--eval-interval, 0 for none"),
-    becomes("validation.freq", "--eval-interval", validation).by_default("10"),
-    same("validation.steps", "train.eval_steps"),
-    same("validation.dataset_path", "data.validation_path"),
-    becomes("validation.dataset", "--validation-path", dataset),
-    without("validation.*", "validation has the sizes of training", OUT),
-    without("fault_tolerance.*", NO_SERVICE, "trainer supervise"),
-    without("memory_estimation.*", "the plan has the memory", "trainer plan, or --dry-run"),
-    without("experimental.*", "there is no code of users to import", NOT_HERE),
+/// What makes options of a value, by setting.
+const MADE: &[(&str, Make)] = &[
+    ("model.name", preset),
+    ("model.converters", converters),
+    ("optimizer.name", optimizer),
+    ("optimizer.beta1", betas),
+    ("lr_scheduler.decay_type", decay),
+    ("lr_scheduler.min_lr_factor", floor),
+    ("training.dataset", dataset),
+    ("training.local_batch_size", batch),
+    ("training.mixed_precision_param", format),
+    ("training.mixed_precision_reduce", reduce),
+    ("training.compile", graphs),
+    ("parallelism.data_parallel_replicate_degree", replicate),
+    ("parallelism.data_parallel_shard_degree", shard),
+    ("parallelism.pipeline_parallel_schedule", schedule),
+    ("parallelism.context_parallel_rotate_method", rotate),
+    ("parallelism.expert_tensor_parallel_degree", expert_tensor),
+    ("checkpoint.folder", checkpoints),
+    ("checkpoint.async_mode", async_save),
+    ("checkpoint.load_step", load_step),
+    ("activation_checkpoint.mode", recompute),
+    ("compile.enable", graphs),
+    ("validation.freq", validation),
+    ("validation.dataset", dataset),
 ];
+
+pub(super) static NAMES: LazyLock<Vec<OtherName>> = LazyLock::new(|| names(include_str!("torchtitan.txt"), MADE));
 
 fn async_save(value: &Value, _: &Settings) -> Made {
     one("checkpoint.async_save", if text(value) == "disabled" { "false" } else { "true" })

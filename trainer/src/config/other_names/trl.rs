@@ -5,8 +5,8 @@ use toml::Value;
 
 use super::settings::{Made, Set, Settings, is_true, none, number, one, set, set_as, shown, text};
 
-pub(super) const PAIR_LOSS: &str = "the loss of pairs is that of DPO, also with label smoothing, or that of IPO; the loss of answers with a label is that of KTO";
-pub(super) const PLAIN_LOSS: &str = "the loss is the mean cross-entropy of the tokens";
+const PAIR_LOSS: &str = "the loss of pairs is that of DPO, also with label smoothing, or that of IPO; the loss of answers with a label is that of KTO";
+const PLAIN_LOSS: &str = "the loss is the mean cross-entropy of the tokens";
 
 fn is_given(settings: &Settings, name: &str) -> bool {
     settings.value(name).is_some_and(|(_, given)| given)

@@ -15,7 +15,7 @@ use crate::config::{GraphScope, RecomputeGranularity, RunConfig};
 pub struct PrintedActivations(pub Vec<(String, HookPlace)>);
 
 impl PrintedActivations {
-    /// Those of `logging.print_activations`.
+    /// The outputs of `logging.print_activations`.
     ///
     /// # Errors
     /// A name that the model does not have; settings that allow no printing.

@@ -171,19 +171,15 @@ mod tests {
 
     #[test]
     fn microbatches_overlap_in_every_layout_but_zero_bubble() {
-        let problem = |settings: &[(&str, &str)]| {
-            let mut sources = ConfigSources::default();
-            let all = [("cuda_graph.enable", "true"), ("cuda_graph.overlap_microbatches", "true")];
-            for (key, value) in all.iter().chain(settings) {
-                sources.set(key, value, "test").unwrap();
-            }
+        let problem = |settings: &str| {
+            let all = "cuda_graph.enable=true cuda_graph.overlap_microbatches=true";
+            let sources = ConfigSources::of_pairs(&format!("{all} {settings}")).unwrap();
             RunPlan::new(sources.resolve(), 2).err().map(|error| error.to_string())
         };
-        assert_eq!(problem(&[]), None);
-        assert_eq!(problem(&[("parallel.tensor", "2")]), None);
-        assert_eq!(problem(&[("parallel.pipeline", "2")]), None);
-        let zero_bubble = [("parallel.pipeline", "2"), ("parallel.pipeline_schedule", "zero_bubble")];
-        let text = problem(&zero_bubble).unwrap();
+        assert_eq!(problem(""), None);
+        assert_eq!(problem("parallel.tensor=2"), None);
+        assert_eq!(problem("parallel.pipeline=2"), None);
+        let text = problem("parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble").unwrap();
         assert!(
             text.contains("overlap_microbatches = true with parallel.pipeline_schedule = \"zero_bubble\""),
             "{text}"

@@ -74,7 +74,7 @@ const ORDER: [Setting; 3] = [
     }),
 ];
 
-/// Those of some settings that differ, as `data.seed = 2 (was 1)`.
+/// The settings among these that differ, as `data.seed = 2 (was 1)`.
 fn changed(before: &RunConfig, now: &RunConfig, settings: &[Setting]) -> Vec<String> {
     let values = settings.iter().map(|(key, value)| (key, value(before), value(now)));
     let differ = values.filter(|(_, before, now)| before != now);

@@ -15,7 +15,7 @@ pub(crate) struct ParquetFile {
     pub(crate) reader: SerializedFileReader<File>,
     /// The same file, for checks before the library reads it.
     pub(crate) file: File,
-    /// Its bytes.
+    /// The file's bytes.
     pub(crate) len: u64,
 }
 

@@ -31,7 +31,7 @@ pub struct ExpertGroups {
     pub count: usize,
     /// The groups that a token chooses from.
     pub per_token: usize,
-    /// Their scores.
+    /// The groups' scores.
     pub score: GroupScore,
 }
 

@@ -152,7 +152,7 @@ struct FirstHalf {
     routed: Routed,
     /// `None` if the second half computes it.
     way: Option<Way>,
-    /// Its output, unless only backward comes after, and the values that its backward needs.
+    /// The shared expert's output, unless only backward comes after, and the values that its backward needs.
     shared: Option<(Option<Tensor>, Saved)>,
 }
 

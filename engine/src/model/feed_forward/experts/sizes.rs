@@ -58,9 +58,9 @@ pub struct Capacity {
 /// The choices that an expert with too many keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// Those with the highest weights; of equal ones those of the first tokens.
+    /// Choices with the highest weights; of equal ones those of the first tokens.
     HighestWeights,
-    /// Those of the first tokens of the microbatch.
+    /// Choices of the first tokens of the microbatch.
     FirstTokens,
 }
 
@@ -74,7 +74,7 @@ impl Capacity {
 /// The balance loss of every layer of experts (Fedus et al., 2021). It is 1 times the multiplier if all loads are equal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BalanceLoss {
-    /// Its factor; f32 in kernels.
+    /// The loss's factor; f32 in kernels.
     pub multiplier: f64,
     /// The tokens whose loads it compares.
     pub over: BalanceGroup,
@@ -83,10 +83,10 @@ pub struct BalanceLoss {
 /// The tokens whose loads a balance loss compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BalanceGroup {
-    /// Those of a microbatch.
+    /// The tokens of a microbatch.
     Microbatch,
-    /// Those of each sequence, or of each document if a sequence has several.
+    /// The tokens of each sequence, or of each document if a sequence has several.
     Sequence,
-    /// Those of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
+    /// The tokens of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
     GlobalBatch,
 }

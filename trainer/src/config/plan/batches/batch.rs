@@ -35,7 +35,7 @@ pub struct BatchShare {
     pub first_sample: u64,
     /// Samples of the rank.
     pub samples: usize,
-    /// Its microbatches.
+    /// The rank's microbatches.
     pub microbatches: usize,
 }
 

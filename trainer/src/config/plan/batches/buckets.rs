@@ -157,17 +157,15 @@ mod tests {
     use super::*;
     use crate::config::ConfigSources;
 
-    fn plan(settings: &[(&str, &str)]) -> Result<BucketPlan, String> {
-        let mut sources = ConfigSources::default();
-        let conversations = [("data.path", "chats.jsonl"), ("data.sft", "true"), ("model.seq_length", "64")];
-        conversations.iter().chain(settings).for_each(|(key, value)| sources.set(key, value, "test").unwrap());
-        let config = sources.resolve();
+    fn plan(settings: &str) -> Result<BucketPlan, String> {
+        let conversations = "data.path=chats.jsonl data.sft=true model.seq_length=64";
+        let config = ConfigSources::of_pairs(&format!("{conversations} {settings}")).unwrap().resolve();
         BucketPlan::new(&config, &model_plan(&config).unwrap()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_step_has_the_smallest_length_that_holds_its_longest_sample() {
-        let plan = plan(&[("data.seq_length_buckets", "16,32,64")]).unwrap();
+        let plan = plan("data.seq_length_buckets=16,32,64").unwrap();
         let lengths = [1, 16, 17, 32, 33, 64].map(|longest| plan.length_for(Some(longest)));
         assert_eq!(lengths, [Some(16), Some(16), Some(32), Some(32), None, None]);
         assert_eq!(plan.length_for(None), None, "samples without padding");
@@ -176,66 +174,48 @@ mod tests {
 
     #[test]
     fn lists_and_settings_that_do_not_go_together_are_refused() {
-        let list = "data.seq_length_buckets";
         for (settings, texts) in [
             (
-                &[(list, "32,16,64")][..],
+                "data.seq_length_buckets=32,16,64",
                 ["= [32, 16, 64] with model.seq_length = 64", "set data.seq_length_buckets = [16, 32, 64]"],
             ),
-            (&[(list, "16,16,64")], ["[16, 16, 64]", "[16, 64]"]),
-            (&[(list, "0,64")], ["[0, 64]", "set data.seq_length_buckets = [64]"]),
-            (&[(list, "16,128")], ["the last is model.seq_length", "[16, 64]"]),
-            (&[(list, "16,32")], ["the last is model.seq_length", "[16, 32, 64]"]),
-            (&[(list, "16,64"), ("data.sft_packing", "4")], ["data.sft_packing = 4", "packed samples are full"]),
-            (&[(list, "16,64"), ("data.sft", "false")], ["without data.sft", "text fills its samples"]),
+            ("data.seq_length_buckets=16,16,64", ["[16, 16, 64]", "[16, 64]"]),
+            ("data.seq_length_buckets=0,64", ["[0, 64]", "set data.seq_length_buckets = [64]"]),
+            ("data.seq_length_buckets=16,128", ["the last is model.seq_length", "[16, 64]"]),
+            ("data.seq_length_buckets=16,32", ["the last is model.seq_length", "[16, 32, 64]"]),
+            ("data.seq_length_buckets=16,64 data.sft_packing=4", ["data.sft_packing = 4", "packed samples are full"]),
+            ("data.seq_length_buckets=16,64 data.sft=false", ["without data.sft", "text fills its samples"]),
             (
-                &[
-                    (list, "16,64"),
-                    ("model.experts", "4"),
-                    ("model.activation", "swiglu"),
-                    ("model.bias", "false"),
-                    ("model.expert_capacity_factor", "1.5"),
-                ],
+                "data.seq_length_buckets=16,64 model.experts=4 model.activation=swiglu model.bias=false model.expert_capacity_factor=1.5",
                 ["model.expert_capacity_factor", "leave one of them out"],
             ),
             (
-                &[
-                    (list, "15,64"),
-                    ("parallel.tensor", "2"),
-                    ("parallel.sequence_parallel", "true"),
-                    ("train.micro_batch_size", "1"),
-                ],
+                "data.seq_length_buckets=15,64 parallel.tensor=2 parallel.sequence_parallel=true train.micro_batch_size=1",
                 ["has 15: train.micro_batch_size x model.seq_length = 15", "change that length: set it to 16"],
             ),
             (
-                &[
-                    (list, "12,64"),
-                    ("precision.fp8", "hybrid"),
-                    ("precision.compute", "bf16"),
-                    ("train.micro_batch_size", "1"),
-                ],
+                "data.seq_length_buckets=12,64 precision.fp8=hybrid precision.compute=bf16 train.micro_batch_size=1",
                 ["has 12: precision.fp8 = \"hybrid\" with tokens of a microbatch = 12", "leave out that length"],
             ),
             (
-                &[(list, "12,64"), ("model.loss_pieces", "8"), ("train.micro_batch_size", "1")],
+                "data.seq_length_buckets=12,64 model.loss_pieces=8 train.micro_batch_size=1",
                 ["has 12: model.loss_pieces = 8 with 12 tokens", "leave out that length"],
             ),
         ] {
             let error = plan(settings).unwrap_err();
-            assert!(texts.iter().all(|text| error.contains(text)), "{settings:?}: {error}");
+            assert!(texts.iter().all(|text| error.contains(text)), "{settings}: {error}");
         }
-        let grouped = ("data.group_by_length", "true");
         for (settings, text) in [
-            (&[grouped, ("data.sft", "false")][..], "data.group_by_length without data.sft"),
-            (&[grouped, ("data.sft_packing", "2")], "data.group_by_length with data.sft_packing = 2"),
-            (&[grouped, ("train.rampup_batch_size", "4,4,100")], "train.rampup_batch_size = [4, 4, 100]"),
-            (&[grouped, ("data.path", "[0.5, \"a\", 0.5, \"b\"]")], "several weights in data.path"),
+            ("data.group_by_length=true data.sft=false", "data.group_by_length without data.sft"),
+            ("data.group_by_length=true data.sft_packing=2", "data.group_by_length with data.sft_packing = 2"),
+            ("data.group_by_length=true train.rampup_batch_size=4,4,100", "train.rampup_batch_size = [4, 4, 100]"),
+            ("data.group_by_length=true data.path=[0.5,\"a\",0.5,\"b\"]", "several weights in data.path"),
         ] {
             let error = plan(settings).unwrap_err();
-            assert!(error.contains(text), "{settings:?}: {error}");
+            assert!(error.contains(text), "{settings}: {error}");
         }
         // Both are told.
-        let error = plan(&[(list, "64,16"), ("data.sft_packing", "4")]).unwrap_err();
+        let error = plan("data.seq_length_buckets=64,16 data.sft_packing=4").unwrap_err();
         assert!(error.contains("ascend") && error.contains("packed samples"), "{error}");
     }
 }

@@ -290,132 +290,108 @@ mod tests {
     use crate::config::ConfigSources;
 
     /// The experts of a model of two blocks with these settings, or the error.
-    fn plan(settings: &[(&str, &str)]) -> Result<Option<Experts>, String> {
-        let mut sources = ConfigSources::default();
-        let model = [("model.experts", "4"), ("model.activation", "swiglu"), ("model.bias", "false")];
-        for (key, value) in model.iter().chain(settings) {
-            sources.set(key, value, "test").unwrap();
-        }
+    fn plan(settings: &str) -> Result<Option<Experts>, String> {
+        let model = "model.experts=4 model.activation=swiglu model.bias=false";
+        let sources = ConfigSources::of_pairs(&format!("{model} {settings}")).unwrap();
         experts_plan(&sources.resolve(), 96).map_err(|error| error.to_string())
     }
 
     #[test]
     fn every_rule_is_told_with_the_value_and_the_fix() {
         for (settings, words) in [
-            (&[("model.experts", "513")][..], ["model.experts = 513", "at most 512", "smaller"]),
-            (&[("model.experts_per_token", "0")], ["model.experts_per_token = 0", "at least 1", "= 1"]),
-            (&[("model.experts_per_token", "33"), ("model.experts", "64")], ["= 33", "at most 32", "smaller"]),
-            (&[("model.experts_per_token", "5")], ["= 5 with model.experts = 4", "at most once", "= 4"]),
-            (&[("model.experts_per_token", "1")], ["= 1 with model.router_normalise", "always 1", "= false"]),
-            (&[("model.activation", "gelu")], ["\"gelu\" with model.experts = 4", "have a gate", "\"swiglu\""]),
+            ("model.experts=513", ["model.experts = 513", "at most 512", "smaller"]),
+            ("model.experts_per_token=0", ["model.experts_per_token = 0", "at least 1", "= 1"]),
+            ("model.experts_per_token=33 model.experts=64", ["= 33", "at most 32", "smaller"]),
+            ("model.experts_per_token=5", ["= 5 with model.experts = 4", "at most once", "= 4"]),
+            ("model.experts_per_token=1", ["= 1 with model.router_normalise", "always 1", "= false"]),
+            ("model.activation=gelu", ["\"gelu\" with model.experts = 4", "have a gate", "\"swiglu\""]),
             (
-                &[("precision.fp8", "hybrid"), ("precision.fp8_recipe", "rowwise")],
+                "precision.fp8=hybrid precision.fp8_recipe=rowwise",
                 ["precision.fp8_recipe = \"rowwise\"", "one scale a tensor", "\"delayed\""],
             ),
             (
-                &[("precision.fp8", "hybrid"), ("model.expert_capacity_factor", "1.5")],
+                "precision.fp8=hybrid model.expert_capacity_factor=1.5",
                 ["model.expert_capacity_factor", "dropped choices", "leave the capacity out"],
             ),
             (
-                &[("precision.fp8", "hybrid"), ("model.expert_ffn", "40")],
+                "precision.fp8=hybrid model.expert_ffn=40",
                 ["model.expert_ffn of a rank = 40", "multiples of 16", "another model.expert_ffn"],
             ),
-            (&[("model.expert_pattern", "[0, 2]")], ["model.expert_pattern = [0, 2]", "0 for a dense one", "[0, 1]"]),
-            (&[("model.expert_pattern", "[0, 0]")], ["model.expert_pattern = [0, 0]", "at least one 1", "[0, 1]"]),
-            (&[("model.expert_pattern", "[0, 0, 1]")], ["with model.layers = 2", "at least one block", "more layers"]),
-            (&[("model.expert_groups", "33")], ["model.expert_groups = 33", "at most 32", "smaller"]),
-            (&[("model.expert_groups", "3")], ["= 3 with model.experts = 4", "equally many", "or 1 for no groups"]),
-            (&[("model.expert_groups", "4")], ["= 4 with model.experts = 4", "two or more", "divides half"]),
+            ("model.expert_pattern=[0,2]", ["model.expert_pattern = [0, 2]", "0 for a dense one", "[0, 1]"]),
+            ("model.expert_pattern=[0,0]", ["model.expert_pattern = [0, 0]", "at least one 1", "[0, 1]"]),
+            ("model.expert_pattern=[0,0,1]", ["with model.layers = 2", "at least one block", "more layers"]),
+            ("model.expert_groups=33", ["model.expert_groups = 33", "at most 32", "smaller"]),
+            ("model.expert_groups=3", ["= 3 with model.experts = 4", "equally many", "or 1 for no groups"]),
+            ("model.expert_groups=4", ["= 4 with model.experts = 4", "two or more", "divides half"]),
             (
-                &[("model.expert_groups", "2"), ("model.expert_groups_per_token", "3")],
+                "model.expert_groups=2 model.expert_groups_per_token=3",
                 ["= 3 with 2 groups of 2", "2 experts are in", "from 1 to 2"],
             ),
             (
-                &[("model.expert_groups", "2"), ("model.experts_per_token", "3")],
+                "model.expert_groups=2 model.experts_per_token=3",
                 ["= 1 with 2 groups of 2", "3 experts are in", "from 2 to 2"],
             ),
-            (&[("model.expert_ffn", "0")], ["model.expert_ffn = 0", "at least 1", "= 1"]),
-            (&[("model.expert_ffn", "9"), ("parallel.tensor", "2")], ["expert_ffn = 9", "equally", "multiple of 2"]),
+            ("model.expert_ffn=0", ["model.expert_ffn = 0", "at least 1", "= 1"]),
+            ("model.expert_ffn=9 parallel.tensor=2", ["expert_ffn = 9", "equally", "multiple of 2"]),
+            ("model.shared_expert_ffn=7 parallel.tensor=2", ["shared_expert_ffn = 7", "equally", "of 2"]),
+            ("model.hidden=100000000000", ["x hidden = 4 x 192", "2^44", "smaller"]),
             (
-                &[("model.shared_expert_ffn", "7"), ("parallel.tensor", "2")],
-                ["shared_expert_ffn = 7", "equally", "of 2"],
-            ),
-            (&[("model.hidden", "100000000000")], ["x hidden = 4 x 192", "2^44", "smaller"]),
-            (
-                &[("model.seq_length", "1000000000"), ("model.expert_ffn", "8"), ("model.hidden", "8")],
+                "model.seq_length=1000000000 model.expert_ffn=8 model.hidden=8",
                 ["4000000000 rows of experts", "below 2^31", "train.micro_batch_size"],
             ),
             (
-                &[("model.expert_capacity_factor", "0")],
+                "model.expert_capacity_factor=0",
                 ["model.expert_capacity_factor = 0", "above 0", "then nothing is dropped"],
             ),
             (
-                &[("model.expert_capacity_factor", "-1")],
+                "model.expert_capacity_factor=-1",
                 ["model.expert_capacity_factor = -1", "above 0", "then nothing is dropped"],
             ),
             (
-                &[
-                    ("model.expert_capacity_factor", "2"),
-                    ("train.balance_loss_over", "global_batch"),
-                    ("train.balance_loss_multiplier", "0.01"),
-                ],
+                "model.expert_capacity_factor=2 train.balance_loss_over=global_batch train.balance_loss_multiplier=0.01",
                 ["\"global_batch\" with model.expert_capacity_factor", "without dropped choices", "\"microbatch\""],
             ),
-            (&[("model.router_scale", "0")], ["model.router_scale = 0", "above 0", "= 1"]),
+            ("model.router_scale=0", ["model.router_scale = 0", "above 0", "= 1"]),
             (
-                &[("train.balance_loss_multiplier", "-1")],
+                "train.balance_loss_multiplier=-1",
                 ["train.balance_loss_multiplier = -1", "not negative", "0 for no such loss"],
             ),
             (
-                &[("train.router_z_loss_multiplier", "-1")],
+                "train.router_z_loss_multiplier=-1",
                 ["train.router_z_loss_multiplier = -1", "not negative", "0 for no such loss"],
             ),
             (
-                &[("train.router_bias_update_rate", "-1")],
+                "train.router_bias_update_rate=-1",
                 ["train.router_bias_update_rate = -1", "not negative", "0 for biases that stay"],
             ),
         ] {
             let error = plan(settings).unwrap_err();
-            assert!(words.iter().all(|word| error.contains(word)), "{settings:?}: {error}");
+            assert!(words.iter().all(|word| error.contains(word)), "{settings}: {error}");
         }
     }
 
     #[test]
     fn all_rules_that_are_broken_are_told_at_once() {
-        let settings = [
-            ("model.activation", "gelu"),
-            ("model.experts_per_token", "9"),
-            ("model.router_scale", "0"),
-            ("model.expert_pattern", "[2]"),
-            ("train.balance_loss_multiplier", "-1"),
-        ];
-        let error = plan(&settings).unwrap_err();
+        let settings = "model.activation=gelu model.experts_per_token=9 model.router_scale=0 model.expert_pattern=[2] \
+                        train.balance_loss_multiplier=-1";
+        let error = plan(settings).unwrap_err();
         assert!(error.starts_with("5 mistakes"), "{error}");
-        for (key, _) in settings {
+        for (key, _) in settings.split(' ').filter_map(|pair| pair.split_once('=')) {
             assert!(error.contains(key), "{key} is missing from: {error}");
         }
     }
 
     #[test]
     fn settings_become_the_sizes_and_choices_of_the_engine() {
-        let of = |settings: &[(&str, &str)]| plan(settings).unwrap();
-        assert_eq!(of(&[("model.experts", "0"), ("model.expert_pattern", "[3]")]), None);
-        let plain = of(&[]).unwrap();
+        let of = |settings: &str| plan(settings).unwrap();
+        assert_eq!(of("model.experts=0 model.expert_pattern=[3]"), None);
+        let plain = of("").unwrap();
         assert_eq!((plain.count, plain.per_token, plain.ffn, plain.shared_ffn), (4, 2, 96, 0));
         assert_eq!((plain.balance, plain.z_loss_multiplier, plain.capacity), (None, 0.0, None));
         assert!(plain.pattern.is_empty() && plain.router.normalise && plain.router.scale == 1.0);
-        let other = of(&[
-            ("model.expert_ffn", "24"),
-            ("model.shared_expert_ffn", "8"),
-            ("model.expert_pattern", "[0, 1]"),
-            ("model.expert_capacity_factor", "1.5"),
-            ("model.token_drop_policy", "position"),
-            ("model.router_score", "sigmoid"),
-            ("model.expert_groups", "2"),
-            ("train.balance_loss_multiplier", "0.5"),
-            ("train.balance_loss_over", "sequence"),
-            ("train.router_z_loss_multiplier", "0.25"),
-        ]);
+        let other = of(
+            "model.expert_ffn=24 model.shared_expert_ffn=8 model.expert_pattern=[0,1] model.expert_capacity_factor=1.5 model.token_drop_policy=position model.router_score=sigmoid model.expert_groups=2 train.balance_loss_multiplier=0.5 train.balance_loss_over=sequence train.router_z_loss_multiplier=0.25",
+        );
         let other = other.unwrap();
         assert_eq!((other.ffn, other.shared_ffn, other.z_loss_multiplier), (24, 8, 0.25));
         assert_eq!((other.pattern, other.router.score), (vec![false, true], Score::Sigmoid));

@@ -14,7 +14,7 @@ const MULTIPLE: usize = 16;
 
 /// The attention of a model, as far as it decides sizes of products.
 pub(super) struct AttentionSizes {
-    /// Its kind.
+    /// The kind of attention.
     pub(super) kind: AttentionKind,
     /// Key and value heads.
     pub(super) kv_heads: usize,

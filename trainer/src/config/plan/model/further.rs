@@ -57,11 +57,7 @@ mod tests {
             ("model.mtp_layers=2 train.mtp_loss_factor=0.3", ""),
             ("data.dpo=true", ""),
         ] {
-            let mut sources = ConfigSources::default();
-            for setting in ["model.position=rotary"].into_iter().chain(settings.split(' ')) {
-                let (key, value) = setting.split_once('=').unwrap();
-                sources.set(key, value, "test").unwrap();
-            }
+            let sources = ConfigSources::of_pairs(&format!("model.position=rotary {settings}")).unwrap();
             let mut mistakes = Mistakes::default();
             let _ = further_tokens(&sources.resolve(), &mut mistakes);
             let error = mistakes.end().map_or_else(|error| error.what, |()| String::new());

@@ -375,16 +375,8 @@ mod tests {
 
     #[test]
     fn rules_of_all_parts_of_a_model_are_told_at_once() {
-        let mut sources = ConfigSources::default();
-        for (key, value) in [
-            ("model.experts", "4"),
-            ("model.attention_soft_cap", "-1"),
-            ("model.loss_pieces", "3"),
-            ("model.window_pattern", "[2]"),
-            ("precision.fp8", "hybrid"),
-        ] {
-            sources.set(key, value, "test").unwrap();
-        }
+        let wrong = "model.experts=4 model.attention_soft_cap=-1 model.loss_pieces=3 model.window_pattern=[2] precision.fp8=hybrid";
+        let sources = ConfigSources::of_pairs(wrong).unwrap();
         let error = gpt_shape(&sources.resolve()).unwrap_err().to_string();
         for words in [
             "5 mistakes",

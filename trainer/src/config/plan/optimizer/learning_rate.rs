@@ -18,15 +18,15 @@ pub struct LearningRate {
 /// The rate after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// It stays at the peak.
+    /// The rate stays at the peak.
     None,
-    /// It follows half a cosine, down to the floor at the last step.
+    /// The rate follows half a cosine, down to the floor at the last step.
     Cosine,
-    /// It falls linearly, down to the floor at the last step.
+    /// The rate falls linearly, down to the floor at the last step.
     Linear,
-    /// It falls with the root of the number of steps, from the peak at the end of warm-up, and not below the floor.
+    /// The rate falls with the root of the number of steps, from the peak at the end of warm-up, and not below the floor.
     InverseSqrt,
-    /// It stays at the peak, and falls linearly to the floor over the last `steps` steps.
+    /// The rate stays at the peak, and falls linearly to the floor over the last `steps` steps.
     StableThenLinear {
         /// Length of the decay.
         steps: usize,

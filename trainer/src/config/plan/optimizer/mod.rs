@@ -20,7 +20,7 @@ const WARMUP_PERCENT: usize = 3;
 pub struct OptimizerPlan {
     /// The parameter groups with their update rules.
     pub groups: Vec<ParamGroup>,
-    /// Those of them that the user named, for the plan box.
+    /// The groups that the user named, for the plan box.
     pub named: Vec<NamedGroup>,
     /// Largest gradient norm; 0 for no clipping.
     pub clip: f32,
@@ -150,10 +150,7 @@ mod tests {
     #[test]
     fn a_decay_ends_at_a_tenth_and_fine_tuning_has_rates_and_a_warm_up_of_its_own() {
         let rates = |text: &str, steps: usize| {
-            let mut sources = ConfigSources::default();
-            for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-                sources.set(key, value, "test").unwrap();
-            }
+            let sources = ConfigSources::of_pairs(text).unwrap();
             let LearningRate { peak, floor, warmup, decay, .. } =
                 learning_rate(&sources.resolve().optimizer, steps).unwrap();
             assert_eq!(decay, Decay::Cosine, "{text}");

@@ -49,7 +49,7 @@ impl FrozenNames {
         self.all || self.names.contains(name)
     }
 
-    /// Those of a run that does not train.
+    /// The frozen names of a run that does not train.
     pub fn all() -> FrozenNames {
         FrozenNames { names: BTreeSet::new(), all: true }
     }

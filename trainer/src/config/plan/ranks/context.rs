@@ -106,10 +106,7 @@ mod tests {
     #[test]
     fn sequences_that_ranks_cannot_divide_are_refused_with_sizes_that_work() {
         let problem = |settings: &str, ranks: usize| {
-            let mut sources = ConfigSources::default();
-            for (key, value) in settings.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
-                sources.set(key, value, "test").unwrap();
-            }
+            let sources = ConfigSources::of_pairs(settings).unwrap();
             RunPlan::new(sources.resolve(), ranks).err().map(|error| error.to_string())
         };
         for (settings, ranks, words) in [

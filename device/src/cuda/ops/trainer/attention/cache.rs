@@ -1,6 +1,6 @@
 //! Attention over a cache, and rows at a position in device memory.
 
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
+use crate::cuda::kernels::{Grid, KernelFile, args, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{LoadWidth, THREADS, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CachedAttention, TakeRows};
@@ -28,14 +28,7 @@ impl KernelOperation for TakeRows {
         queue.launch(
             &load.kernel("take_rows", dtype),
             grid,
-            &[
-                self.table.into(),
-                self.start.into(),
-                self.output.into(),
-                Arg::U32(rows as u32),
-                Arg::U32(width as u32),
-                Arg::U32(self.table.shape.sizes()[0] as u32),
-            ],
+            args! { self.table, self.start, self.output; U32: rows, width, self.table.shape.sizes()[0] },
         )
     }
 }
@@ -85,15 +78,6 @@ fn append(op: &CachedAttention, queue: &Queue<'_>) -> Result<()> {
     queue.launch(
         &load.kernel("append_cache", dtype),
         grid,
-        &[
-            op.qkv.into(),
-            op.cache.into(),
-            op.start.into(),
-            Arg::U32((batch * rows) as u32),
-            Arg::U32(rows as u32),
-            Arg::U32(queries as u32),
-            Arg::U32(width as u32),
-            Arg::U32(op.capacity() as u32),
-        ],
+        args! { op.qkv, op.cache, op.start; U32: batch * rows, rows, queries, width, op.capacity() },
     )
 }

@@ -1,6 +1,6 @@
 //! Latent attention: packing heads, and back.
 
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file, kernel_struct};
+use crate::cuda::kernels::{KernelFile, args, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::{over_packs, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{LatentHead, LatentSizes, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
@@ -72,13 +72,7 @@ impl KernelOperation for ResizeHeads {
         queue.launch(
             &format!("resize_heads_{}", self.output.dtype),
             over_packs(heads * to, queue),
-            &[
-                self.input.into(),
-                self.output.into(),
-                Arg::U64(heads as u64),
-                Arg::U32(from as u32),
-                Arg::U32(to as u32),
-            ],
+            args! { self.input, self.output; U64: heads; U32: from, to },
         )
     }
 }

@@ -1,6 +1,6 @@
 //! Sums over parts of the keys of attention.
 
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{THREADS, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{AddRows, Corner, MergeAttention};
@@ -25,19 +25,10 @@ impl KernelOperation for MergeAttention {
         queue.launch(
             &format!("merge_attention_{first}_{second}_{merged}{suffix}"),
             Grid::line(blocks, THREADS as u32),
-            &[
-                self.first.output.into(),
-                self.first.stats.into(),
-                self.second.output.into(),
-                self.second.stats.into(),
-                self.merged.output.into(),
-                self.merged.stats.into(),
-                Arg::U64((batch * seq) as u64),
-                Arg::U32(seq as u32),
-                Arg::U32(heads as u32),
-                Arg::U32(dim as u32),
-                Arg::U32(self.first_query as u32),
-            ],
+            args! {
+                self.first.output, self.first.stats, self.second.output, self.second.stats, self.merged.output,
+                self.merged.stats; U64: batch * seq; U32: seq, heads, dim, self.first_query
+            },
         )
     }
 }

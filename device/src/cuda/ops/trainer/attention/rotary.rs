@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::Rotary;
@@ -18,16 +18,9 @@ impl KernelOperation for Rotary {
         queue.launch(
             &load.kernel("rotary", dtype),
             grid,
-            &[
-                self.qkv.into(),
-                self.table.into(),
-                Arg::U32(rows as u32),
-                Arg::U32(seq as u32),
-                Arg::U32(width as u32),
-                Arg::U32(rotated as u32),
-                Arg::U32(half as u32),
-                Arg::F32(if self.inverse { -1.0 } else { 1.0 }),
-            ],
+            args! {
+                self.qkv, self.table; U32: rows, seq, width, rotated, half; F32: if self.inverse { -1.0 } else { 1.0 }
+            },
         )
     }
 }

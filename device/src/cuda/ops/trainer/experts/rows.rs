@@ -1,6 +1,6 @@
 //! From the order of tokens to that of experts, and back.
 
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CombineRows, GatherRows};
@@ -21,15 +21,10 @@ impl KernelOperation for GatherRows {
         queue.launch(
             &load.kernel("gather_rows", dtype),
             grid,
-            &[
-                self.input.into(),
-                self.rows.into(),
-                self.output.into(),
-                Arg::U32(tokens as u32),
-                Arg::U32(width as u32),
-                Arg::U32((self.rows.elements() / tokens) as u32),
-                Arg::U32(self.output.shape.rows() as u32),
-            ],
+            args! {
+                self.input, self.rows, self.output; U32: tokens, width, self.rows.elements() / tokens,
+                self.output.shape.rows()
+            },
         )
     }
 }
@@ -44,16 +39,10 @@ impl KernelOperation for CombineRows {
         queue.launch(
             &load.kernel("combine_rows", dtype),
             grid,
-            &[
-                self.input.into(),
-                self.rows.into(),
-                self.also.into(),
-                self.output.into(),
-                Arg::U32(tokens as u32),
-                Arg::U32(width as u32),
-                Arg::U32(self.rows.shape.last() as u32),
-                Arg::U32(self.input.shape.rows() as u32),
-            ],
+            args! {
+                self.input, self.rows, self.also, self.output; U32: tokens, width, self.rows.shape.last(),
+                self.input.shape.rows()
+            },
         )
     }
 }

@@ -1,6 +1,6 @@
 //! Token and position embedding.
 
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, THREADS, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu_types::GpuProperties;
@@ -18,19 +18,10 @@ impl KernelOperation for Embedding {
         queue.launch(
             &load.kernel("embedding", dtype),
             grid,
-            &[
-                self.tokens.into(),
-                self.table.into(),
-                self.positions.into(),
-                self.position_ids.into(),
-                self.output.into(),
-                Arg::U32(rows as u32),
-                Arg::U32(seq as u32),
-                Arg::U32(hidden as u32),
-                Arg::U32(vocab as u32),
-                Arg::U32(self.first_token as u32),
-                Arg::F32(self.scale),
-            ],
+            args! {
+                self.tokens, self.table, self.positions, self.position_ids, self.output; U32: rows, seq, hidden, vocab,
+                self.first_token; F32: self.scale
+            },
         )
     }
 }
@@ -119,17 +110,10 @@ fn table_gradient(op: &EmbeddingBackward, grad_table: &Tensor, queue: &Queue<'_>
         queue.launch(
             &load.kernel("add_runs", dtype),
             Grid { blocks: (chunks as u32, parts as u32, 1), threads: threads as u32, shared: 0 },
-            &[
-                Arg::Pointer(list),
-                Arg::Pointer(rows),
-                Arg::Pointer(at(scratch.lists[next])),
-                Arg::Pointer(at(scratch.rows[next])),
-                (*grad_table).into(),
-                Arg::U32(count as u32),
-                Arg::U32(hidden as u32),
-                Arg::U32(vocab as u32),
-                Arg::F32(op.scale),
-            ],
+            args! {
+                Arg::Pointer(list), Arg::Pointer(rows), Arg::Pointer(at(scratch.lists[next])),
+                Arg::Pointer(at(scratch.rows[next])), *grad_table; U32: count, hidden, vocab; F32: op.scale
+            },
         )?;
         if chunks == 1 {
             break;
@@ -148,15 +132,15 @@ fn sort(op: &EmbeddingBackward, vocab: usize, scratch: &Scratch, queue: &Queue<'
     queue.launch(
         "sort_begin",
         Grid::line(count.div_ceil(THREADS), THREADS as u32),
-        &[op.tokens.into(), Arg::Pointer(from), number, Arg::U32(vocab as u32), Arg::U32(op.first_token as u32)],
+        args! { op.tokens, Arg::Pointer(from), number; U32: vocab, op.first_token },
     )?;
     let tiles = Grid::line(count.div_ceil(TILE), 256);
     // Tokens outside the table have the number `vocab`.
     let bits = usize::BITS - vocab.leading_zeros();
     for shift in (0..bits).step_by(8).map(Arg::U32) {
-        queue.launch("sort_count", tiles, &[Arg::Pointer(from), Arg::Pointer(counts), number, shift])?;
+        queue.launch("sort_count", tiles, args! { Arg::Pointer(from), Arg::Pointer(counts), number, shift })?;
         let digits = Arg::U32(256 * tiles.blocks.0);
-        queue.launch("sort_offsets", Grid::line(1, 1024), &[Arg::Pointer(counts), digits])?;
+        queue.launch("sort_offsets", Grid::line(1, 1024), args! { Arg::Pointer(counts), digits })?;
         let arguments = [Arg::Pointer(from), Arg::Pointer(to), Arg::Pointer(counts), number, shift];
         queue.launch("sort_move", tiles, &arguments)?;
         std::mem::swap(&mut from, &mut to);
@@ -172,12 +156,6 @@ fn positions(op: &EmbeddingBackward, queue: &Queue<'_>) -> Result<()> {
     queue.launch(
         &load.kernel("add_positions", dtype),
         grid,
-        &[
-            op.grad_output.into(),
-            grad_positions.into(),
-            Arg::U32(op.tokens.shape.rows() as u32),
-            Arg::U32(seq as u32),
-            Arg::U32(hidden as u32),
-        ],
+        args! { op.grad_output, grad_positions; U32: op.tokens.shape.rows(), seq, hidden },
     )
 }

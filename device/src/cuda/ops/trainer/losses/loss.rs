@@ -1,7 +1,7 @@
 //! Losses.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file, kernel_struct};
+use crate::cuda::kernels::{Grid, KernelFile, args, kernel_file, kernel_struct};
 use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CrossEntropy, Mse};
@@ -60,14 +60,7 @@ impl KernelOperation for Mse {
         queue.launch(
             &load.kernel("mse", dtype),
             Grid::line(rows, threads as u32),
-            &[
-                self.prediction.into(),
-                self.target.into(),
-                self.losses.into(),
-                grad.into(),
-                control.into(),
-                Arg::U32(width as u32),
-            ],
+            args! { self.prediction, self.target, self.losses, grad, control; U32: width },
         )
     }
 }

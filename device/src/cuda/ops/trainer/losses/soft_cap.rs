@@ -1,7 +1,7 @@
 //! Bound of logits.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, over_packs};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::SoftCap;
@@ -13,10 +13,6 @@ impl KernelOperation for SoftCap {
         let (count, dtype) = (self.values.elements(), self.values.dtype);
         let load = LoadWidth::of(count, [self.values]);
         let grid = over_packs(count / load.values(dtype), queue);
-        queue.launch(
-            &load.kernel("soft_cap", dtype),
-            grid,
-            &[self.values.into(), Arg::F32(self.cap), Arg::U64(count as u64)],
-        )
+        queue.launch(&load.kernel("soft_cap", dtype), grid, args! { self.values; F32: self.cap; U64: count })
     }
 }

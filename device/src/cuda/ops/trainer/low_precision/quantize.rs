@@ -4,7 +4,7 @@ use super::quantize_blocks;
 use super::quantize_both::{ROWS_OF_SUMS, quantize_both};
 use super::quantize_columns::{self, quantize_columns};
 use super::quantize_source::{PACK, QuantizeArgs, Source, TILE_COLUMNS, TILE_ROWS, is_e5m2, wide_columns};
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, Grid, KernelFile, args, kernel_file};
 use crate::cuda::ops::columns::add_partial;
 use crate::cuda::{KernelOperation, Queue};
 use crate::gpu_types::GpuProperties;
@@ -163,18 +163,8 @@ impl KernelOperation for UpdateScales {
     /// A block is a tensor.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (tensors, length) = (self.amax.elements(), self.history.shape.last());
-        queue.launch(
-            "update_scales",
-            Grid::line(tensors, length.next_multiple_of(32).clamp(32, 256) as u32),
-            &[
-                self.amax.into(),
-                self.history.into(),
-                self.largest.into(),
-                self.scale.into(),
-                Arg::U32(length as u32),
-                Arg::F32(2f32.powi(self.margin)),
-                Arg::F32(self.default),
-            ],
-        )
+        queue.launch("update_scales", Grid::line(tensors, length.next_multiple_of(32).clamp(32, 256) as u32), args! {
+            self.amax, self.history, self.largest, self.scale; U32: length; F32: 2f32.powi(self.margin), self.default
+        })
     }
 }

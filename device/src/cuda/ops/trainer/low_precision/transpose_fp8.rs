@@ -1,7 +1,7 @@
 //! The transposed copy of an 8-bit matrix.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
+use crate::cuda::kernels::{Grid, KernelFile, args, kernel_file};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::TransposeFp8;
 
@@ -18,7 +18,7 @@ impl KernelOperation for TransposeFp8 {
         queue.launch(
             if wide { "transpose_fp8_wide" } else { "transpose_fp8" },
             Grid::line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256),
-            &[self.input.into(), self.output.into(), Arg::U32(rows as u32), Arg::U32(columns as u32)],
+            args! { self.input, self.output; U32: rows, columns },
         )
     }
 }

@@ -1,7 +1,7 @@
 //! Activation functions.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, over_packs, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
@@ -17,7 +17,7 @@ impl KernelOperation for Activation {
         let (count, dtype) = (self.output.elements(), self.output.dtype);
         let load = LoadWidth::of(count, [self.input, self.output]);
         let grid = over_packs(count / load.values(dtype), queue);
-        queue.launch(&load.kernel(name, dtype), grid, &[self.input.into(), self.output.into(), Arg::U64(count as u64)])
+        queue.launch(&load.kernel(name, dtype), grid, args! { self.input, self.output; U64: count })
     }
 }
 
@@ -35,7 +35,7 @@ impl KernelOperation for ActivationBackward {
         queue.launch(
             &load.kernel(name, dtype),
             grid,
-            &[self.input.into(), self.grad_output.into(), self.grad_input.into(), Arg::U64(count as u64)],
+            args! { self.input, self.grad_output, self.grad_input; U64: count },
         )
     }
 }
@@ -68,7 +68,7 @@ impl KernelOperation for Glu {
         queue.launch(
             &load.kernel(glu_name(self.gate), dtype),
             grid,
-            &[self.input.into(), self.output.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
+            args! { self.input, self.output; U32: rows, width },
         )
     }
 }
@@ -84,14 +84,7 @@ impl KernelOperation for GluBackward {
         queue.launch(
             &load.kernel(glu_backward_name(self.gate), dtype),
             grid,
-            &[
-                self.input.into(),
-                self.grad_output.into(),
-                self.grad_input.into(),
-                self.output.into(),
-                Arg::U32(rows as u32),
-                Arg::U32(width as u32),
-            ],
+            args! { self.input, self.grad_output, self.grad_input, self.output; U32: rows, width },
         )
     }
 }

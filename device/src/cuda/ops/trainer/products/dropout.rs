@@ -1,7 +1,7 @@
 //! Dropout, also after a ReLU.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, over_packs, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Dropout, ReluDropout, ReluDropoutBackward};
@@ -36,23 +36,10 @@ fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
     queue.launch(
         &load.kernel(kernel, dtype),
         grid,
-        &[
-            op.input.into(),
-            op.output.into(),
-            site.record.into(),
-            Arg::U32(rows as u32),
-            Arg::U32(site.part.first_row as u32),
-            Arg::U32(site.part.first_channel as u32),
-            Arg::U32(op.tokens() as u32),
-            Arg::U32(first_part),
-            Arg::U32(first_shift),
-            Arg::U32(second_shift),
-            Arg::U32(channels as u32),
-            Arg::U32(key_low),
-            Arg::U32(key_high),
-            Arg::U32(site.threshold()),
-            Arg::F32(site.keep_scale()),
-        ],
+        args! {
+            op.input, op.output, site.record; U32: rows, site.part.first_row, site.part.first_channel, op.tokens(),
+            first_part, first_shift, second_shift, channels, key_low, key_high, site.threshold(); F32: site.keep_scale()
+        },
     )
 }
 
@@ -66,13 +53,7 @@ impl KernelOperation for ReluDropoutBackward {
         queue.launch(
             &load.kernel("relu_dropout_backward", dtype),
             grid,
-            &[
-                self.output.into(),
-                self.grad_output.into(),
-                self.grad_input.into(),
-                Arg::U64(count as u64),
-                Arg::F32(self.scale),
-            ],
+            args! { self.output, self.grad_output, self.grad_input; U64: count; F32: self.scale },
         )
     }
 }

@@ -1,7 +1,7 @@
 //! The operations that Muon needs besides matrix products.
 
 use crate::Result;
-use crate::cuda::kernels::{Arg, KernelFile, kernel_file};
+use crate::cuda::kernels::{Arg, KernelFile, args, kernel_file};
 use crate::cuda::ops::shape::{LoadWidth, over_packs, over_rows};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{Corner, MatrixPolynomial, ScaleBlock};
@@ -58,15 +58,7 @@ impl KernelOperation for MatrixPolynomial {
         queue.launch(
             &load.kernel("matrix_polynomial", dtype),
             over_packs(n * n / load.values(dtype), queue),
-            &[
-                self.x.into(),
-                self.square.into(),
-                self.output.into(),
-                Arg::U64(n as u64),
-                Arg::F32(a),
-                Arg::F32(b),
-                Arg::F32(c),
-            ],
+            args! { self.x, self.square, self.output; U64: n; F32: a, b, c },
         )
     }
 }

@@ -1,6 +1,6 @@
 //! The update: clip scale and the rules.
 
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
+use crate::cuda::kernels::{Grid, KernelFile, args, kernel_file, kernel_struct};
 use crate::cuda::ops::table::for_each_table;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{ClipScale, DecayedStep, NesterovMomentum, Update};
@@ -10,7 +10,7 @@ impl KernelOperation for ClipScale {
     const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
-        queue.launch("clip_scale", Grid::line(1, 1), &[self.square_sum.into(), self.control.into(), self.status.into()])
+        queue.launch("clip_scale", Grid::line(1, 1), args! { self.square_sum, self.control, self.status })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Steps that make no update because their loss or gradient norm is a spike.
 
 use crate::Result;
-use crate::cuda::kernels::{Grid, KernelFile, kernel_file, kernel_struct};
+use crate::cuda::kernels::{Grid, KernelFile, args, kernel_file, kernel_struct};
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{SkipStep, VoidStep};
 
@@ -37,6 +37,6 @@ impl KernelOperation for VoidStep {
     const FILES: &'static [KernelFile] = &[kernel_file!("updates/skip_step.cu")];
 
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
-        queue.launch("void_step", Grid::line(1, 1), &[self.beyond.into(), self.status.into()])
+        queue.launch("void_step", Grid::line(1, 1), args! { self.beyond, self.status })
     }
 }
