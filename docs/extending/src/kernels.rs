@@ -59,7 +59,7 @@ pub fn check_alike(op: &'static str, tensors: &[Tensor]) -> Result<()> {
 mod tests {
     #[test]
     fn kernels_compile_for_an_h100() {
-        let compiled = device::cuda::kernels::compile("extending.cu", include_str!("kernels.cu"), "sm_90a");
+        let compiled = device::cuda::compile("extending.cu", include_str!("kernels.cu"), "sm_90a");
         assert!(compiled.is_ok(), "{}", compiled.err().map_or(String::new(), |error| error.to_string()));
     }
 }
