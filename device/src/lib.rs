@@ -61,13 +61,11 @@ pub use graph::{Graph, Node};
 pub use half::bf16;
 pub use hash::fnv1a;
 pub use host::HostTensors;
-pub use host_memory::{
-    COPY_BLOCK, CopiedBytes, Growth, HostArray, HostCopy, HostValues, Staging, available_memory, copy_blocks,
-};
+pub use host_memory::{Growth, HostArray, HostValues, Staging, available_memory};
 pub use nvtx_range::{NvtxRange, is_under_profiler};
 pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
-pub use stream::{Event, Stream};
+pub use stream::{COPY_BLOCK, CopiedBytes, Event, HostCopy, Stream, copy_blocks};
 pub use stream_id::StreamId;
 pub use sync_debug::SyncDebug;
 pub(crate) use tensor::BufferNames;

@@ -2,14 +2,13 @@
 
 mod array;
 mod block;
-mod copy;
 
 use std::path::Path;
 
-pub(crate) use array::ArrayColumns;
+pub(crate) use array::{ArrayColumns, BorrowedMemory};
 pub use array::{Growth, HostArray, HostValues, Staging};
 pub(crate) use block::HostBlock;
-pub use copy::{COPY_BLOCK, CopiedBytes, HostCopy, copy_blocks};
+
 /// Blocks of up to this many bytes are allocated without checking how much memory is free.
 const SMALL: usize = 1 << 20;
 

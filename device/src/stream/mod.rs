@@ -4,6 +4,7 @@ mod adopted;
 mod capture;
 mod copies;
 mod event;
+mod host_copy;
 
 pub use event::Event;
 
@@ -16,6 +17,7 @@ use crate::priority::Priority;
 use crate::submitted::Submitted;
 use crate::sync_debug::CostlyCall;
 use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
+pub use host_copy::{COPY_BLOCK, CopiedBytes, HostCopy, copy_blocks};
 
 /// An ordered queue of work. On the host, work runs when it is submitted; only collectives run asynchronously.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use crate::ops::{Attention, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
 use crate::{DType, Result, Tensor};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::joint_norm::joint_norms;
 use super::sizes::{Sizes, site};
 use super::workbench::Workbench;

@@ -1,47 +1,13 @@
 //! Trials of every operation, with sizes of models and odd ones.
 
+use super::case::{Case, Trials};
 use super::fp8_products::{self, Scales};
 use super::sizes::Sizes;
-use super::workbench::{Make, Workbench};
 use super::{
     attention, divided, documents, elementwise, embedding_and_loss, experts, fp8, fp8_blocks, generation, latent,
     norms, products, updates,
 };
-use crate::{DType, Op, Result};
-
-/// The trial of an operation.
-pub struct Case {
-    /// The operation, and how it differs from other cases of it.
-    pub name: String,
-    /// The type of its larger tensors.
-    pub dtype: DType,
-    /// Makes it and its tensors.
-    pub make: Make,
-}
-
-/// Trials, and how further ones differ.
-pub(super) struct Trials {
-    cases: Vec<Case>,
-    dtype: DType,
-    /// The end of their names.
-    label: String,
-}
-
-impl Trials {
-    /// Adds a trial, by its name.
-    pub(super) fn add<O: Into<Op>>(&mut self, name: &str, make: impl Fn(&mut Workbench) -> Result<O> + 'static) {
-        let name = format!("{name}{}", self.label);
-        self.cases.push(Case { name, dtype: self.dtype, make: Box::new(move |bench| make(bench).map(O::into)) });
-    }
-
-    /// Adds the trials that `add` adds, their names followed by `label`.
-    pub(super) fn labelled(&mut self, label: &str, add: impl FnOnce(&mut Trials)) {
-        let outer = self.label.clone();
-        self.label = format!("{label}{outer}");
-        add(self);
-        self.label = outer;
-    }
-}
+use crate::DType;
 
 /// All trials, with `hopper` those of products that GPUs need compute capability 9.0 for.
 pub fn all(hopper: bool) -> Vec<Case> {
@@ -106,7 +72,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::{Device, HostOptions};
+    use crate::trials::Workbench;
+    use crate::{Device, HostOptions, Op};
 
     /// Operations without a trial, and why.
     const WITHOUT: [(&str, &str); 3] = [

@@ -6,7 +6,7 @@ use crate::ops::{
 };
 use crate::{DType, Result, Shape};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::Sizes;
 use super::workbench::Workbench;
 

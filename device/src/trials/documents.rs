@@ -3,7 +3,7 @@
 use crate::ops::{Attention, Documents, Embedding, Mask, Scores};
 use crate::{DType, Result};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::Sizes;
 use super::workbench::Workbench;
 

@@ -1,6 +1,6 @@
 //! Trials of operations on each element, alone or with its neighbour.
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::{Sizes, site};
 use crate::DType;
 use crate::ops::{

@@ -7,7 +7,7 @@ use crate::ops::{
 };
 use crate::{DType, Tensor};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::{CONTROL, Sizes};
 use crate::random::uniform;
 

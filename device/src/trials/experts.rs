@@ -1,6 +1,6 @@
 //! Trials of the operations of mixtures of experts.
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::{CONTROL, Sizes};
 use super::workbench::Workbench;
 use crate::ops::{

@@ -6,7 +6,7 @@ use crate::ops::{
 };
 use crate::{DType, Result, Tensor};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::workbench::Workbench;
 
 /// Makes the source of a copy, a matrix of this height and width.

@@ -3,7 +3,7 @@
 use crate::ops::{Fp8Matrix, Quantize, Scale};
 use crate::{DType, Result};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::fp8::SOURCES;
 use super::workbench::Workbench;
 

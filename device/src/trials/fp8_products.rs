@@ -3,7 +3,7 @@
 use crate::ops::{Epilogue, Fp8Matrix, Gemm, Scale};
 use crate::{DType, Result, Shape};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::fp8_blocks::shape_of_scales;
 use super::workbench::Workbench;
 

@@ -3,7 +3,7 @@
 use crate::DType;
 use crate::ops::{CachedAttention, Mask, Scores, TakeRows};
 
-use super::cases::Trials;
+use super::case::Trials;
 
 /// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
 /// table.

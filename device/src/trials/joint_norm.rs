@@ -3,7 +3,7 @@
 use crate::DType;
 use crate::ops::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::Sizes;
 
 pub(super) fn joint_norms(s: Sizes, dtype: DType, to: &mut Trials) {

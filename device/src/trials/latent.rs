@@ -3,7 +3,7 @@
 use crate::DType;
 use crate::ops::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::Sizes;
 use super::workbench::Workbench;
 

@@ -1,6 +1,7 @@
 //! A trial of every operation: on the host, on a device and in a graph, with sizes of models and odd ones.
 
 mod attention;
+mod case;
 mod cases;
 mod divided;
 mod documents;
@@ -23,7 +24,8 @@ mod trial;
 mod updates;
 mod workbench;
 
-pub use cases::{Case, all};
+pub use case::Case;
+pub use cases::all;
 pub use fp8_products::with_one_scale;
 pub use trial::{Outcome, run};
 pub use workbench::Workbench;

@@ -1,6 +1,6 @@
 //! Trials of norms over rows.
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::workbench::Workbench;
 use crate::ops::{Add, AddPartialColumns, Norm, NormBackward, NormKind, PartialColumns, RowSums};
 use crate::{DType, Result};

@@ -1,6 +1,6 @@
 //! Trials of matrix products, and of the sums beside them.
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::Sizes;
 use super::workbench::Workbench;
 use crate::DType;

@@ -6,7 +6,7 @@
 
 use crate::{DType, Device, HostOptions, Op, Result, Stream};
 
-use super::cases::Case;
+use super::case::Case;
 use super::guard::Poison;
 use super::workbench::{Poisons, Workbench, Written, distance, left_alone, same};
 

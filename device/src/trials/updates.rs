@@ -7,7 +7,7 @@ use crate::ops::{
 };
 use crate::{DType, Result, Shape, Tensor};
 
-use super::cases::Trials;
+use super::case::Trials;
 use super::sizes::{CONTROL, Sizes};
 use super::workbench::Workbench;
 

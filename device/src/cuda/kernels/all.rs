@@ -1,6 +1,6 @@
 //! The kernels of all operations.
 
-use super::compile::fill_cache;
+use super::nvrtc::fill_cache;
 use super::{KernelFile, KernelSet, files_of};
 use crate::cuda::states::DIGEST_FILE;
 use crate::cuda::{CudaDevice, CudaOptions};

@@ -1,10 +1,10 @@
 //! Our own kernels: loaded by name, launched with plain arguments.
 
 mod all;
-pub(crate) mod compile;
 mod custom;
 mod machine_code;
 mod module;
+pub(crate) mod nvrtc;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -16,12 +16,12 @@ use crate::gpu_types::GpuProperties;
 use crate::{Error, Result, Tensor};
 pub(crate) use all::open;
 pub use all::{compile_sets, kernel_files};
-use compile::fill_cache;
-pub(crate) use compile::version;
-pub use compile::{compile, cubin_name};
 pub(crate) use custom::CustomKernels;
 pub(crate) use module::{Function, Module, not_loaded_in_capture};
 use module::{LaunchSizes, launch};
+use nvrtc::fill_cache;
+pub(crate) use nvrtc::version;
+pub use nvrtc::{compile, cubin_name};
 
 /// All kernels, loaded on the GPU.
 pub(crate) struct Kernels {

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_void};
 
 use cudarc::driver::{result, sys};
 
-use super::compile::load_or_compile;
+use super::nvrtc::load_or_compile;
 use crate::cuda::driver::{Driver, RawStream, is_of_code};
 use crate::gpu_types::GpuProperties;
 use crate::{Error, Result};

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::array::BorrowedMemory;
 use crate::cuda::RawEvent;
 use crate::dispatch::StreamBackend;
+use crate::host_memory::BorrowedMemory;
 use crate::{DType, Error, Result, Shape, Staging, Tensor};
 
 /// Copies go to blocks of host memory of so many bytes, the last one shorter. A driver takes about a thousand copies of a
