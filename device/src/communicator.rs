@@ -125,8 +125,8 @@ pub trait Communicator: std::fmt::Debug {
         Ok(())
     }
 
-    /// Starts a transfer between tensors in host memory: f32 or bf16, or 8-bit types and i32 if nothing is summed. bf16
-    /// is summed in f32 and rounded once.
+    /// Starts a transfer between tensors in host memory: f32 or bf16, or 8-bit types, bytes and i32 if nothing is summed.
+    /// bf16 is summed in f32 and rounded once.
     ///
     /// The transfer takes the values that `input` has now. Neither tensor's memory may be touched until the returned
     /// request has been waited for. A send completes once its receiver has begun to receive.

@@ -20,7 +20,7 @@ pub enum DType {
     I32,
     /// Bits of 16: the remainders of master weights, see [`split_master`](crate::ops::split_master).
     U16,
-    /// Raw bytes: control blocks and records.
+    /// Raw bytes: control blocks, records, and codes of weights.
     U8,
 }
 

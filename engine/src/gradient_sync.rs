@@ -11,7 +11,8 @@
 //! ranks receive the new weights of all parts (all-gather) in the next step, in the forward of the layer that is the
 //! first to read them. If ranks divide weights too, each forward and each backward of a layer gathers them.
 //!
-//! Frozen weights that lie as codes are whole on each rank. Their values are made where divided weights would be gathered.
+//! The values of frozen weights that lie as codes are made where weights are gathered. If ranks divide weights, each has
+//! a part of a layer's codes, and these are gathered first.
 //!
 //! If ranks divide gradients, a layer's are summed after each of its backwards, and each rank adds the sum of its part
 //! to those of the microbatches before.
@@ -28,8 +29,8 @@ use parallel::{Axis, Ranks};
 
 use crate::layer_partition::StageLayers;
 use crate::params::{
-    BucketMemory, CodeMemory, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart, Sharding,
-    WeightSource,
+    BucketMemory, CodeMemory, CodesOfLayer, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart,
+    Sharding, WeightSource,
 };
 use crate::step_policy::StepContext;
 
@@ -163,10 +164,7 @@ impl GradientSync {
     fn gathers(&self, cx: &StepContext<'_>, of: &PartedWeights, used: Use) -> Vec<Op> {
         let own = match &of.source {
             WeightSource::Parts(own) => own,
-            WeightSource::Codes(CodeMemory { form, codes, scales }) => {
-                let output = of.weights;
-                return vec![CodedValues { form: *form, codes: *codes, scales: *scales, output }.into()];
-            }
+            WeightSource::Codes(codes) => return self.values_of_codes(of, *codes),
         };
         let Some(communicator) = self.ranks.over(of.rest) else { return Vec::new() };
         let (kind, input) = match of.owner {
@@ -179,6 +177,17 @@ impl GradientSync {
         let quantized = own.quantized.iter().filter(|_| used == Use::First);
         let quantized = quantized.flat_map(|part| quantization(cx, part, communicator));
         quantized.chain([gather.into()]).collect()
+    }
+
+    /// The operations that make weights from codes, which are gathered if ranks divide them.
+    fn values_of_codes(&self, of: &PartedWeights, CodesOfLayer { all, owned }: CodesOfLayer) -> Vec<Op> {
+        let CodeMemory { form, codes, scales } = all;
+        let parts = owned.into_iter().flat_map(|own| [(own.codes, codes), (own.scales, scales)]);
+        let gathers = self.ranks.over(of.rest).into_iter().flat_map(|ranks| {
+            let kind = CollectiveKind::AllGather;
+            parts.clone().map(move |(input, output)| Collective { kind, communicator: ranks.clone(), input, output })
+        });
+        gathers.map(Op::from).chain([CodedValues { form, codes, scales, output: of.weights }.into()]).collect()
     }
 
     /// Whether any weights are gathered or made from codes.

@@ -181,7 +181,7 @@ impl Communicator for NcclCommunicator {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
             // The device allows these types for transfers that only move data.
-            DType::F8E4M3 | DType::F8E5M2 => sys::ncclDataType_t::ncclUint8,
+            DType::F8E4M3 | DType::F8E5M2 | DType::U8 => sys::ncclDataType_t::ncclUint8,
             DType::I32 => sys::ncclDataType_t::ncclInt32,
             other => return Err(Error::operation(kind.name(), format!("{other} cannot be transferred"))),
         };

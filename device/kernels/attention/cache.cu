@@ -1,12 +1,7 @@
 // Generating text: attention over a cache of keys and values, and rows at a position that lies in device memory, so
 // that one graph serves every token.
+#include "cache.cuh"
 #include "soft_cap.cuh"
-
-// The position, clamped so that `rows` from it fit into `capacity`.
-inline u32 position(const int* start, u32 rows, u32 capacity) {
-    int at = *start;
-    return at < 0 ? 0 : min((u32)at, capacity - rows);
-}
 
 // output[r] = table[start + r], rows of `width` values.
 template <class T, int N>

@@ -1,6 +1,6 @@
 // Latent attention: queries, keys and values of heads packed as attention reads them, and back. A thread has a channel, or a
 // pair of neighbours that turn together.
-#include "common.cuh"
+#include "turn.cuh"
 
 struct Latent {
     void* queries;     // rows that begin with (heads, plain + rotated)
@@ -19,14 +19,6 @@ struct Latent {
     u32 rotated_columns;
     u32 reserved;
 };
-
-// Channel `at` of channels that turn in pairs of neighbours; `sign` -1 turns back.
-template <class T> float turned(const T* from, const float* angles, u32 at, float sign) {
-    u32 pair = at / 2;
-    float a = value(from + 2 * pair), b = value(from + 2 * pair + 1);
-    float cos = angles[2 * pair], sin = sign * angles[2 * pair + 1];
-    return at % 2 ? a * sin + b * cos : a * cos - b * sin;
-}
 
 // x covers the packed channels of a row, y distributes the rows.
 template <class T> void pack_latent(const Latent& op) {

@@ -16,7 +16,7 @@ pub struct Collective {
     pub kind: CollectiveKind,
     /// The group of ranks.
     pub communicator: Rc<dyn Communicator>,
-    /// f32 or bf16, or an 8-bit floating type or i32 if nothing is summed or compared; any shape. A receive has no input:
+    /// f32 or bf16, or another type but u16 if nothing is summed or compared; any shape. A receive has no input:
     /// the same tensor as `output`.
     pub input: Tensor,
     /// Of the same type; may be `input`, but not of an all-to-all or a step of a ring. As many elements as `input`, times the
@@ -102,7 +102,8 @@ impl Operation for Collective {
         if let CollectiveKind::Rows(rows) = &self.kind {
             return rows.check(ranks, &self.input, &self.output);
         }
-        if self.kind.only_moves() && (self.input.dtype.is_fp8() || self.input.dtype == DType::I32) {
+        let is_moved = |dtype: DType| dtype.is_fp8() || matches!(dtype, DType::I32 | DType::U8);
+        if self.kind.only_moves() && is_moved(self.input.dtype) {
             ensure_dtype(name, "output", &self.output, self.input.dtype)?;
         } else {
             ensure_float(name, &[("input", self.input), ("output", self.output)])?;

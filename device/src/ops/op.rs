@@ -266,6 +266,8 @@ operations! {
         AddRows,
         /// Attention over a cache of keys and values.
         CachedAttention,
+        /// Latent attention over a cache of latents.
+        CachedLatentAttention,
         /// Rows of a table at a position in device memory.
         TakeRows,
         /// Dropout.

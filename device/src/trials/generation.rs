@@ -1,12 +1,12 @@
 //! Trials of the operations that generate text.
 
 use crate::DType;
-use crate::ops::{CachedAttention, Mask, Scores, TakeRows};
+use crate::ops::{CachedAttention, CachedLatentAttention, LatentHead, Mask, Scores, TakeRows};
 
 use super::case::Trials;
 
-/// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
-/// table.
+/// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, over a cache of
+/// latents, and reads of rows of a table.
 pub(super) fn trials(dtype: DType, to: &mut Trials) {
     let plain = Scores::default();
     let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
@@ -28,6 +28,42 @@ pub(super) fn trials(dtype: DType, to: &mut Trials) {
             let mask = Mask { window };
             let sinks = sinks.then(|| b.input([heads], DType::F32)).transpose()?;
             Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask, sinks })
+        });
+    }
+    let small = LatentHead { plain: 5, rotated: 6, value: 7 };
+    let large = LatentHead { plain: 128, rotated: 64, value: 128 };
+    for (label, rows, heads, head, rank, window, scores) in [
+        ("a token", 1, 4, large, 512, None, plain),
+        ("a prompt", 20, 2, large, 512, None, plain),
+        ("odd sizes", 3, 3, small, 13, None, plain),
+        ("a window and a soft cap", 5, 2, small, 250, Some(50), capped),
+    ] {
+        to.add(&format!("cached_latent_attention, {label}"), move |b| {
+            let (batch, before, capacity) = (2, 131, 170);
+            // Rotated channels behind the queries, or apart.
+            let columns = heads * head.query() + head.rotated;
+            let queries = b.input([batch, rows, columns], dtype)?;
+            let rotated = if heads % 2 == 0 { queries } else { b.input([batch, rows, head.rotated], dtype)? };
+            let latents = b.input([batch, rows, rank], dtype)?;
+            let weight = b.input([heads * (head.plain + head.value), rank], dtype)?;
+            let table = b.input([rows, head.rotated / 2, 2], DType::F32)?;
+            let cache = b.input([batch, capacity, rank + head.rotated], dtype)?;
+            let start = b.integers([1], &[before])?;
+            let output = b.output([batch, rows, heads * head.value], dtype)?;
+            let mask = Mask { window };
+            Ok(CachedLatentAttention {
+                head,
+                queries,
+                latents,
+                rotated,
+                table,
+                weight,
+                cache,
+                start,
+                output,
+                scores,
+                mask,
+            })
         });
     }
     for (label, width) in [("", 96), (", odd width", 7)] {

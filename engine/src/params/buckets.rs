@@ -61,7 +61,16 @@ pub enum WeightSource {
     /// The parts of all ranks, which are gathered.
     Parts(OwnedPart),
     /// The weights' codes.
-    Codes(CodeMemory),
+    Codes(CodesOfLayer),
+}
+
+/// The codes of a layer's weights.
+#[derive(Clone, Copy, Debug)]
+pub struct CodesOfLayer {
+    /// All of them: where they lie, or where they are gathered.
+    pub all: CodeMemory,
+    /// This rank's part, if ranks divide them.
+    pub owned: Option<CodeMemory>,
 }
 
 /// This rank's part of weights that are gathered.
@@ -123,8 +132,15 @@ impl Params {
             let &Bucket { layer, home: Home { rest, sharding, .. }, owner, owned, .. } = bucket;
             let mut members = self.specs.iter().zip(&self.layout.params).filter(|(_, place)| bucket.has(place));
             let backward_reads = members.any(|(spec, _)| !spec.sparse);
-            if let Some(codes) = of_memory.codes {
-                let source = WeightSource::Codes(codes.part(bucket.weights_start, bucket.elements));
+            if let Some(here) = of_memory.codes {
+                let codes = match of_memory.gathered_codes {
+                    None => CodesOfLayer { all: here.part(bucket.weights_start, bucket.elements), owned: None },
+                    Some(gathered) => CodesOfLayer {
+                        all: gathered.part(bucket.turn.start, bucket.elements),
+                        owned: Some(here.part(bucket.owned_start, owned.elements)),
+                    },
+                };
+                let source = WeightSource::Codes(codes);
                 return PartedWeights { layer, weights: in_turn(), source, rest, owner, sharding, backward_reads };
             }
             let (weights, own) = match bucket.home.memory.is_gathered() {

@@ -1,7 +1,7 @@
 //! Frozen weights that lie as codes of 4 or 8 bits.
 
 use device::ops::{CODE_BLOCK, CodeForm, CodesOfValues};
-use device::{DType, Device, Result, Stream, Tensor, bf16};
+use device::{DType, Device, Home, Result, Stream, Tensor, bf16};
 use rayon::prelude::*;
 
 use super::masters::rounded;
@@ -43,6 +43,24 @@ pub struct CodeMemory {
 }
 
 impl CodeMemory {
+    /// Memory for the codes of so many values, a multiple of [`CODE_BLOCK`]. `allocate` makes tensors of these names, of
+    /// the codes and of the scales, with so many elements.
+    pub(super) fn allocate(
+        form: CodeForm,
+        values: usize,
+        names: [&'static str; 2],
+        mut allocate: impl FnMut(Home, &'static str, usize, DType) -> Result<Tensor>,
+    ) -> Result<CodeMemory> {
+        let codes = allocate(Home::Device, names[0], form.bytes(values), DType::U8)?;
+        let scales = allocate(Home::Device, names[1], values / CODE_BLOCK, DType::Bf16)?;
+        Ok(CodeMemory { form, codes, scales })
+    }
+
+    /// Bytes of codes and scales.
+    pub(super) fn bytes(&self) -> usize {
+        self.codes.bytes() + self.scales.bytes()
+    }
+
     /// The number of values.
     pub fn elements(&self) -> usize {
         self.scales.elements() * CODE_BLOCK

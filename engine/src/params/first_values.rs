@@ -22,7 +22,7 @@ impl Params {
             let spec = &self.specs[index];
             if let Some(codes) = self.params[index].codes {
                 let passing = passing_area(device, &mut passing, &self.specs)?;
-                set_first_codes(&stream, (spec, codes), passing, seed)?;
+                set_first_codes(&stream, (spec, self.needed(index), codes), passing, seed)?;
                 continue;
             }
             for part in self.first_parts(index) {
@@ -144,14 +144,18 @@ fn fill(
     Ok(())
 }
 
-/// Gives a parameter that lies as codes its first values, in bf16 by way of memory that passes.
-fn set_first_codes(stream: &Stream, (spec, codes): (&ParamSpec, CodeMemory), passing: &Area, seed: u64) -> Result<()> {
-    let all = spec.shape.elements();
-    for first in (0..all).step_by(FIRST_VALUES) {
-        let stored = first..all.min(first + FIRST_VALUES);
+/// Gives the stored elements of a parameter that lie here as codes their first values, in bf16 by way of memory that passes.
+fn set_first_codes(
+    stream: &Stream,
+    (spec, elements, codes): (&ParamSpec, Range<usize>, CodeMemory),
+    passing: &Area,
+    seed: u64,
+) -> Result<()> {
+    for first in elements.clone().step_by(FIRST_VALUES) {
+        let stored = first..elements.end.min(first + FIRST_VALUES);
         let here = passing.tensor("first values", 0, [stored.len()], DType::Bf16);
         fill(stream, (spec, &stored), (here, None), seed)?;
-        codes.part(first, stored.len()).submit(stream, here)?;
+        codes.part(first - elements.start, stored.len()).submit(stream, here)?;
     }
     Ok(())
 }

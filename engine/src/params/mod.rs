@@ -18,13 +18,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::ops::CODE_BLOCK;
 use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
-pub use buckets::{BucketMemory, OwnedPart, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart, WeightSource};
+pub use buckets::{
+    BucketMemory, CodesOfLayer, OwnedPart, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart, WeightSource,
+};
 pub use codes::{CodeMemory, Codes};
 pub(crate) use flat_layout::ALIGNMENT;
 pub(crate) use flat_layout::TURNS_OF_ENDS;
@@ -63,7 +64,8 @@ pub struct Param {
     pub owned: OwnedRange,
     /// Set if its products have 8-bit factors.
     pub fp8: Option<Fp8Param>,
-    /// Set if its values lie as codes. `master` then is the memory of these.
+    /// Set if its values lie as codes: of all, or of the owned elements if ranks divide them. `master` then is the memory
+    /// of these.
     pub codes: Option<CodeMemory>,
 }
 
@@ -112,6 +114,8 @@ struct Weights {
     turns: Vec<Tensor>,
     /// Set if the weights lie as codes. `weights` then is the memory of these.
     codes: Option<CodeMemory>,
+    /// Of codes that ranks divide: memory that layers gather theirs in, one after the other.
+    gathered_codes: Option<CodeMemory>,
 }
 
 impl Params {
@@ -200,11 +204,15 @@ impl Params {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
                     over(weight, weight, None)
                 }
-                WeightMemory::Coded(..) => {
+                WeightMemory::Coded(..) | WeightMemory::GatheredCodes(..) => {
                     let weight = of_memory.turns[place.turn.buffer].view(place.turn.start, spec.shape);
-                    let codes = of_memory.codes.map(|all| all.part(place.flat, spec.shape.elements()));
+                    let (owned, first, here) = match place.is_gathered {
+                        true => (owned, place.master, owned.elements),
+                        false => (OwnedRange::default(), place.flat, spec.shape.elements()),
+                    };
+                    let codes = of_memory.codes.map(|all| all.part(first, here));
                     let master = codes.map_or(weight, |own| own.codes);
-                    Param { owned: OwnedRange::default(), codes, ..over(weight, master, None) }
+                    Param { owned, codes, ..over(weight, master, None) }
                 }
                 WeightMemory::Kept(_) => {
                     let weight = of_memory.weights.view(place.flat, spec.shape);
@@ -256,7 +264,9 @@ impl Params {
                 device.upload(&weight, &rounded(values, master.dtype))?;
                 if owned.elements == 0 { Ok(()) } else { upload_masters(device, &master, part()) }
             }
-            WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) => self.set_owned(device, index, part()),
+            WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::GatheredCodes(..) => {
+                self.set_owned(device, index, part())
+            }
             WeightMemory::Coded(..) => self.params[index].codes.map_or(Ok(()), |codes| codes.set(device, values)),
         }
     }
@@ -283,9 +293,12 @@ impl Params {
 
     /// Overwrites the elements that this rank updates, of a weight that has its other elements from other ranks.
     fn set_owned(&self, device: &Device, index: usize, part: &[f32]) -> Result<()> {
-        let Param { master, owned_weight, .. } = self.params[index];
+        let Param { master, owned_weight, codes, .. } = self.params[index];
         if part.is_empty() {
             return Ok(());
+        }
+        if let Some(codes) = codes {
+            return codes.set(device, part);
         }
         if self.specs[index].frozen && master.dtype == DType::Bf16 {
             return device.upload(&master, &rounded(part, master.dtype));
@@ -399,14 +412,13 @@ impl Weights {
         // A rank may own none of few parameters, and no tensor is empty.
         let (dtype, owned) = (memory.dtype(), owned.max(ALIGNMENT));
         let here = if memory.is_gathered() { owned } else { elements };
-        let form = if let WeightMemory::Coded(_, form) = memory { Some(form) } else { None };
-        let (here, stored) = form.map_or((here, dtype), |form| (form.bytes(here), DType::U8));
-        let weights = flat_in(MemoryOf::Device, "weights", here, stored)?;
-        let codes = match form {
-            None => None,
+        let (mut codes, mut gathered_codes) = (None, None);
+        let weights = match memory.codes() {
+            None => flat_in(MemoryOf::Device, "weights", here, dtype)?,
             Some(form) => {
-                let scales = flat_in(MemoryOf::Device, "weight scales", elements / CODE_BLOCK, DType::Bf16)?;
-                Some(CodeMemory { form, codes: weights, scales })
+                let here = CodeMemory::allocate(form, here, ["weights", "weight scales"], &mut flat_in)?;
+                codes = Some(here);
+                here.codes
             }
         };
         let has_masters = dtype != DType::F32 && !memory.is_frozen();
@@ -419,14 +431,19 @@ impl Weights {
             for _ in 0..home.turns {
                 turns.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
             }
+            if let Some(form) = memory.codes().filter(|_| memory.is_gathered()) {
+                let names = ["gathered codes", "gathered scales"];
+                gathered_codes = Some(CodeMemory::allocate(form, largest, names, &mut flat_in)?);
+            }
         }
-        Ok(Weights { home, weights, masters, turns, codes })
+        Ok(Weights { home, weights, masters, turns, codes, gathered_codes })
     }
 
     /// Bytes of the weights in their buffers, without masters.
     fn bytes(&self) -> usize {
         let scales = self.codes.iter().map(|codes| &codes.scales);
-        [&self.weights].into_iter().chain(&self.turns).chain(scales).map(Tensor::bytes).sum()
+        let values: usize = [&self.weights].into_iter().chain(&self.turns).chain(scales).map(Tensor::bytes).sum();
+        values + self.gathered_codes.iter().map(CodeMemory::bytes).sum::<usize>()
     }
 }
 

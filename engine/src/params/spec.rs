@@ -149,7 +149,7 @@ impl ParamSpec {
     /// The same parameter, with masters and state divided over those of the ranks `over` that its gradient is summed
     /// over. A frozen one has neither; its weights may be divided.
     pub fn resting(mut self, ranks: &Ranks, over: Axes) -> ParamSpec {
-        let divides_nothing = self.codes.is_some() || self.frozen && self.sharding < Sharding::Weights;
+        let divides_nothing = self.frozen && self.sharding < Sharding::Weights;
         self.spread.rest = if divides_nothing { Axes::NONE } else { self.spread.sums(ranks) & over };
         self
     }

@@ -24,6 +24,8 @@ pub enum WeightMemory {
     GatheredFrozen(DType),
     /// All, as codes. Layers take turns in buffers with the values in this type, which are there while a layer runs.
     Coded(DType, CodeForm),
+    /// A part, as codes. A layer's codes are gathered, and its values made of them, as for [`WeightMemory::Coded`].
+    GatheredCodes(DType, CodeForm),
 }
 
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
@@ -51,7 +53,7 @@ impl Home {
     /// Of a parameter.
     pub(super) fn of(spec: &ParamSpec, ranks: &Ranks) -> Home {
         let rest = spec.spread.rest;
-        // Each layer is a bucket, made anew for each use.
+        // Each layer is a bucket, whose values are made anew for each use.
         let sharding = if spec.codes.is_some() { Sharding::Weights } else { spec.sharding };
         let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
         let memory = WeightMemory::of(spec, ranks.place(rest));
@@ -78,11 +80,12 @@ impl WeightMemory {
     /// masters, unless these lie on the host. If several ranks divide these they gather the weights, in `spec.dtype` or in 8
     /// bits.
     fn of(spec: &ParamSpec, part: Place) -> WeightMemory {
-        if let Some(form) = spec.codes {
-            return WeightMemory::Coded(spec.dtype, form);
-        }
-        if spec.frozen {
-            return if part.has_others() { WeightMemory::GatheredFrozen } else { WeightMemory::Frozen }(spec.dtype);
+        match (spec.codes, part.has_others()) {
+            (Some(form), true) => return WeightMemory::GatheredCodes(spec.dtype, form),
+            (Some(form), false) => return WeightMemory::Coded(spec.dtype, form),
+            (None, true) if spec.frozen => return WeightMemory::GatheredFrozen(spec.dtype),
+            (None, false) if spec.frozen => return WeightMemory::Frozen(spec.dtype),
+            (None, _) => {}
         }
         let masters_here = spec.state_home == MemoryOf::Device;
         match (spec.fp8, part.has_others()) {
@@ -98,17 +101,25 @@ impl WeightMemory {
 
     /// Whether a rank has its part, and layers take turns to gather the whole.
     pub(super) fn is_gathered(self) -> bool {
-        matches!(self, WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_))
+        matches!(self, WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::GatheredCodes(..))
     }
 
     /// Whether layers take turns in buffers with the weights.
     pub(super) fn takes_turns(self) -> bool {
-        self.is_gathered() || matches!(self, WeightMemory::Coded(..))
+        self.is_gathered() || self.codes().is_some()
     }
 
     /// Whether nothing updates them.
     pub(super) fn is_frozen(self) -> bool {
-        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::Coded(..))
+        matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_)) || self.codes().is_some()
+    }
+
+    /// The form of the codes that the weights lie as; `None` if they lie as values.
+    pub(super) fn codes(self) -> Option<CodeForm> {
+        match self {
+            WeightMemory::Coded(_, form) | WeightMemory::GatheredCodes(_, form) => Some(form),
+            _ => None,
+        }
     }
 
     /// The type of the weights.
@@ -118,7 +129,8 @@ impl WeightMemory {
             | WeightMemory::Gathered(dtype)
             | WeightMemory::Frozen(dtype)
             | WeightMemory::GatheredFrozen(dtype)
-            | WeightMemory::Coded(dtype, _) => dtype,
+            | WeightMemory::Coded(dtype, _)
+            | WeightMemory::GatheredCodes(dtype, _) => dtype,
         }
     }
 }

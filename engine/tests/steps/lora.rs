@@ -4,12 +4,12 @@ use device::ops::CodeForm;
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
 use engine::model::{AttentionKind, BalanceGroup, Experts, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
-use engine::params::CodeMemory;
+use engine::params::{CodeMemory, Sharding};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
 use crate::experts::{tiny_deepseek, tiny_qwen3_moe, tiny_shared};
-use crate::models::{Kind, Run, all_settings, batch, noise, off, tiny_gpt, tiny_qwen2, tiny_qwen3};
+use crate::models::{Kind, Layout, Run, all_settings, batch, noise, off, tiny_gpt, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 6;
 
@@ -146,7 +146,7 @@ fn adapters_that_begin_at_zero_change_nothing_and_the_frozen_weights_stay() {
 }
 
 /// A Qwen3 with experts in every other block, whose rows are whole blocks of codes.
-fn with_blocks_of_codes(precision: Precision) -> GptShape {
+pub fn with_blocks_of_codes(precision: Precision) -> GptShape {
     let shape = tiny_qwen3_moe(0.0, precision);
     let experts = shape.experts.map(|experts| Experts { ffn: 64, ..experts });
     let sizes = GptShape { hidden: 64, heads: 4, kv_heads: 2, head_dim: Some(16), ffn: 128, experts, ..shape };
@@ -187,6 +187,52 @@ fn a_frozen_base_of_codes_has_the_bits_of_a_base_with_their_values() {
         }
         let again = Run { recompute: Some(2), ..run(GraphOptions::default(), Some(form)) };
         assert!(train(again) == trained, "{form:?} {precision:?}, recomputed");
+    }
+}
+
+/// Each rank has a part of a layer's codes, gathers the others for each use, and makes the same values.
+#[test]
+fn ranks_that_divide_codes_have_the_bits_of_ranks_that_each_have_all() {
+    for (form, precision, tensor, data) in [
+        (CodeForm::Nf4, Precision::F32, 1, 4),
+        (CodeForm::Nf4, Precision::Bf16, 2, 2),
+        (CodeForm::Int8, Precision::Bf16, 1, 2),
+    ] {
+        let shape = with_blocks_of_codes(precision);
+        let experts = shape.experts.clone().map(|experts| Experts { ffn: 128, ..experts });
+        let sizes = GptShape { hidden: 128, head_dim: Some(32), ffn: 256, experts, ..shape };
+        let train = |sharding, graphs: &GraphOptions, recompute| {
+            // Without clipping, so that no number depends on the order of the norm's sum.
+            // One microbatch.
+            let own = || Run {
+                codes: Some(form),
+                sharding,
+                clip: 0.0,
+                steps: 3,
+                recompute,
+                ..run(&sizes, 4, graphs.clone())
+            };
+            let ranks = Layout::new(tensor, 1, 1, data).on_ranks(own, |run| {
+                let device = run.device();
+                let mut stage = run.stage(&device);
+                let codes = stage.params().iter().filter_map(|(_, param)| param.codes);
+                let codes: usize = codes.map(|of| of.codes.bytes()).sum();
+                let losses: Vec<u64> =
+                    train_stage(&run, &device, &mut stage).0.iter().map(|of| of.loss.to_bits()).collect();
+                (losses, codes)
+            });
+            assert!(ranks.iter().all(|(losses, _)| *losses == ranks[0].0));
+            (ranks[0].0.clone(), ranks.iter().map(|(_, codes)| codes).sum::<usize>())
+        };
+        let (plain, of_all) = train(Sharding::Nothing, &off(), None);
+        let settings = if data == 4 { all_settings() } else { vec![] };
+        for (setting, options) in settings {
+            let (losses, codes) = train(Sharding::Weights, &options, None);
+            assert!(losses == plain, "{form:?} {precision:?}, {setting}: {losses:?} and {plain:?}");
+            assert_eq!(codes * data, of_all, "{form:?} {precision:?}");
+        }
+        let (losses, _) = train(Sharding::Weights, &GraphOptions::default(), Some(2));
+        assert!(losses == plain, "{form:?} {precision:?}, recomputed");
     }
 }
 

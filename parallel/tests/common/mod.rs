@@ -118,6 +118,10 @@ fn assert_whole_numbers_travel(group: &dyn Communicator) {
     let (mut mine, mut gathered) = (of(rank), vec![0; 3 * size]);
     group.start(AllGather, &tensor(&mut mine), &tensor(&mut gathered)).unwrap().wait().unwrap();
     assert_eq!(gathered, (0..size as i32).flat_map(of).collect::<Vec<_>>());
+    let bytes = |rank: usize| -> Vec<u8> { (0..=u8::MAX).map(|byte| byte.wrapping_add(rank as u8)).collect() };
+    let (mut mine, mut gathered) = (bytes(group.rank()), vec![0; 256 * size]);
+    group.start(AllGather, &tensor(&mut mine), &tensor(&mut gathered)).unwrap().wait().unwrap();
+    assert_eq!(gathered, (0..size).flat_map(bytes).collect::<Vec<_>>());
 }
 
 /// Fails unless a sum has the same bits as an all-reduce, as a reduce-scatter, and as part of a longer all-reduce. Open

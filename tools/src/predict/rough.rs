@@ -131,13 +131,15 @@ impl Rough {
         let divided_from = |least: Sharding| if parallel.sharding >= least { data } else { 1.0 };
         let [divided, of_gradients, of_weights] =
             [Sharding::State, Sharding::Gradients, Sharding::Weights].map(divided_from);
+        // Of the bytes of weights, the share of those that layers read: bf16 beside masters in f32. Frozen ones have none.
+        let read = if plan.config.model.lora_rank > 0 { 1.0 } else { 1.0 / 3.0 };
         let ends_take_turns = stages == 1 && !plan.config.model.tie_embeddings;
         let memory = |stage: usize| {
             let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
             let kind = |kind: usize| blocks_of(stage, &|cost| cost.memory[kind]) + ends * costs.rest.memory[kind];
             let in_flight = in_flight(parallel.schedule, stage, plan.batch.microbatches());
             let activations = blocks_of(stage, &|cost| cost.memory[3]) * in_flight + ends * costs.rest.memory[3];
-            let state = kind(0) * 2.0 / 3.0 / divided + kind(2) / divided;
+            let state = kind(0) * (1.0 - read) / divided + kind(2) / divided;
             // Blocks take turns in two buffers, embedding and head on one stage in one as large as either.
             let of_blocks = |kind: usize, divided: f64| {
                 let blocks = blocks_of(stage, &|cost| cost.memory[kind]);
@@ -145,7 +147,7 @@ impl Rough {
                 let of_ends = if divided > 1.0 && ends_take_turns { 0.5 + 1.0 / divided } else { ends };
                 blocks / divided + turns + of_ends.min(ends) * costs.rest.memory[kind]
             };
-            (of_blocks(0, of_weights) / 3.0 + of_blocks(1, of_gradients) + state + activations, state)
+            (of_blocks(0, of_weights) * read + of_blocks(1, of_gradients) + state + activations, state)
         };
         let taken = self.network.card.taken(plan.connections().communicators()) as f64;
         let (bytes, state) =
@@ -163,7 +165,7 @@ impl Rough {
             Sharding::Nothing | Sharding::State => (1.0, 0.0),
             Sharding::Gradients => (microbatches, 0.0),
             Sharding::Weights => {
-                let weights = blocks_of(0, &|cost| cost.memory[0]) / 3.0;
+                let weights = blocks_of(0, &|cost| cost.memory[0]) * read;
                 let gather = self.network.by_nccl(CollectiveKind::AllGather, weights, &ranks);
                 (microbatches, 2.0 * microbatches * gather)
             }

@@ -302,6 +302,11 @@ const FORMATS: &[(usize, &str)] = &[
     ),
     (
         4,
+        "model.preset=tiny-llama model.ffn=192 model.lora_rank=4 parallel.pipeline=2 precision.frozen_weights=nf4 \
+         parallel.data_parallel_sharding=optim_grads_params recompute.granularity=full",
+    ),
+    (
+        4,
         "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 parallel.context=4 \
          parallel.context_transfers=ring train.force_expert_balance=true train.balance_loss_multiplier=0.01",
     ),
@@ -389,6 +394,11 @@ const DIVIDED_EXPERTS: &[(usize, &str)] = &[
         8,
         "parallel.expert=2 parallel.tensor=2 parallel.data_parallel_sharding=optim_grads_params model.lora_rank=4 \
          model.lora_target_modules=[\"w1\",\"w2\",\"w3\"]",
+    ),
+    (
+        4,
+        "parallel.expert=2 parallel.data_parallel_sharding=optim_grads_params model.lora_rank=4 model.ffn=128 \
+         precision.frozen_weights=int8 cuda_graph.enable=true",
     ),
     (
         8,

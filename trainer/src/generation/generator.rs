@@ -74,6 +74,11 @@ impl Generator {
         Ok(generator)
     }
 
+    /// Bytes of the cache.
+    pub fn cache_bytes(&self) -> usize {
+        self.decoder.cache_bytes()
+    }
+
     /// The forward pass of a mode, as the only region of a step.
     fn body(&self, mode: Mode) -> impl FnMut(&mut StepContext<'_>) -> Result<()> + use<> {
         let tokens = if mode == Mode::Prefill { self.prompt } else { self.token };

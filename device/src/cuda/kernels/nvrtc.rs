@@ -25,6 +25,7 @@ macro_rules! header {
 /// The headers that the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
     header!("attention.cuh"),
+    header!("cache.cuh"),
     header!("cluster.cuh"),
     header!("common.cuh"),
     header!("fp8.cuh"),
@@ -44,6 +45,7 @@ const HEADERS: &[(&str, &str)] = &[
     header!("table.cuh"),
     header!("transpose.cuh"),
     header!("transpose_tile.cuh"),
+    header!("turn.cuh"),
 ];
 
 /// Options of every compilation. `--use_fast_math` is not one of them: it flushes subnormals and loosens division

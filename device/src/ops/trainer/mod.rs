@@ -9,11 +9,11 @@ mod products;
 mod updates;
 
 pub use attention::{
-    AddRows, AddSinks, Attention, AttentionBackward, CachedAttention, Documents, KeyPart, KeysOf, LatentHead,
+    AddRows, AddSinks, Attention, AttentionBackward, CachedAttention, CachedLatentAttention, Documents, KeyPart, KeysOf, LatentHead,
     LatentTensors, Mask, MergeAttention, PackLatent, PackLatentBackward, RankKeys, RankKeysBackward, ResizeHeads,
     Rotary, Scores, SinkGradients, TakeRows,
 };
-pub(crate) use attention::{AttentionSizes, LatentSizes, SinkSizes};
+pub(crate) use attention::{AttentionSizes, CachedLatentSizes, LatentSizes, SinkSizes};
 pub use experts::{
     AddExpertBias, Balance, CombineRows, CountLoad, CountedLoads, ExpertBiasDots, ExpertBiasGradient, ExpertGlu,
     ExpertGluBackward, ExpertGroups, ExpertRows, ExpertsOfSlots, GatherRows, GroupScore, GroupedGemm, GroupedProduct,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod cached_latent;
 mod codes;
 mod dense;
 mod dropout;

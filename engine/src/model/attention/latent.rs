@@ -2,11 +2,13 @@
 //! and queries may too. The channels that rotate lie apart: those of keys are the same for all heads.
 //!
 //! Heads are packed as attention reads them, with zeros where values have fewer channels than queries. So it goes with every
-//! kernel, and with ranks that divide sequences or exchange heads. Decoding caches keys and values of heads.
+//! kernel, and with ranks that divide sequences or exchange heads. Decoding caches latents alone: see
+//! [`CachedLatentAttention`].
 
 use device::Tensor;
 use device::ops::{
-    Corner, DropoutPart, DropoutSite, LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads,
+    CachedLatentAttention, Corner, DropoutPart, DropoutSite, LatentHead, LatentTensors, PackLatent, PackLatentBackward,
+    ResizeHeads,
 };
 use graph_manager::Result;
 
@@ -170,6 +172,15 @@ struct SavedLowRank {
 }
 
 impl LowRank {
+    /// The latent after its norm, `(batch, seq, latent)`, from the outputs of the first product.
+    fn normed(&self, cx: &mut StepContext<'_>, projected: Tensor) -> Result<(Tensor, SavedNorm)> {
+        let width = self.up.input_width();
+        let latent = tensor_like(cx, "latent", &projected, width)?;
+        cx.run(block(Corner { matrix: projected, row: 0, column: self.column }, Corner::first(latent), width))?;
+        let (_, normed, norm) = self.norm.forward(cx, latent, None)?;
+        Ok((normed, norm))
+    }
+
     /// The channels of heads `(batch, seq, heads * channels)`, from the outputs of the first product.
     fn forward(
         &self,
@@ -178,10 +189,7 @@ impl LowRank {
         projected: Tensor,
         record: Option<Tensor>,
     ) -> Result<(Tensor, SavedLowRank)> {
-        let width = self.up.input_width();
-        let latent = tensor_like(cx, "latent", &projected, width)?;
-        cx.run(block(Corner { matrix: projected, row: 0, column: self.column }, Corner::first(latent), width))?;
-        let (_, normed, norm) = self.norm.forward(cx, latent, None)?;
+        let (normed, norm) = self.normed(cx, projected)?;
         let output = self.up.output(cx, name, &normed)?;
         let input = self.up.input(cx, normed, Copies::of_input(cx, true))?;
         let adapter = self.up.forward(cx, &input, output, record)?;
@@ -382,9 +390,27 @@ impl BlockPart for LatentAttention {
         let projected = self.first.output(cx, "latents", &normed)?;
         let input = self.first.input(cx, normed, Copies::Rows)?;
         self.first.forward(cx, &input, projected, None)?;
-        let PackedHeads { qkv, .. } = self.pack(cx, projected, table, None)?;
-        let context = self.core.decode(cx, qkv, step)?;
-        let values = self.resized(cx, "values", context, self.head.value)?;
+        let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
+        let queries = match &self.queries {
+            Some(of) => of.forward(cx, "queries", projected, None)?.0,
+            None => projected,
+        };
+        let (latents, _) = self.keys_values.normed(cx, projected)?;
+        let weight = self.keys_values.up.adapted_weight(cx)?;
+        let values = tensor_like(cx, "values", &projected, self.core.heads * self.head.value)?;
+        cx.run(CachedLatentAttention {
+            head: self.head,
+            queries,
+            latents,
+            rotated: projected,
+            table,
+            weight,
+            cache,
+            start: step.start,
+            output: values,
+            scores: self.core.scores,
+            mask: self.core.mask,
+        })?;
         let delta = self.projection.output(cx, "attention_out", &values)?;
         let values = self.projection.input(cx, values, Copies::Rows)?;
         self.projection.forward(cx, &values, delta, None)?;
@@ -392,7 +418,7 @@ impl BlockPart for LatentAttention {
     }
 
     fn cache_width(&self) -> Option<usize> {
-        Some(self.core.cache_width())
+        Some(self.keys_values.up.input_width() + self.head.rotated)
     }
 
     fn computes_input(&self) -> bool {

@@ -1,4 +1,4 @@
-//! A transformer that decodes: forward only, with the keys and values of all tokens so far in a cache.
+//! A transformer that decodes: forward only, with keys and values, or latents, of all tokens so far in a cache.
 
 use device::ops::{Embedding, Epilogue, Gemm, SoftCap, TakeRows};
 use device::{Area, DType, Device, Shape, Tensor};
@@ -87,6 +87,11 @@ impl Decoder {
         }
         let (embedding, head) = (EmbeddingLayer::build(&builder), LanguageHead::build(&builder));
         Ok(Decoder { embedding, branches, head, rotary, _areas: areas })
+    }
+
+    /// Bytes of the caches of all blocks.
+    pub fn cache_bytes(&self) -> usize {
+        self.branches.iter().filter_map(|(_, cache)| *cache).map(|cache| cache.bytes()).sum()
     }
 
     /// Reads `tokens` `(1, rows)` at the cursor, and writes the logits after the wanted one to `logits`

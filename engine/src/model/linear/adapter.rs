@@ -255,6 +255,17 @@ impl Adapter {
         })
     }
 
+    /// Adds `alpha / rank * B A` to a copy of the layer's weight `(out, in)`.
+    pub(super) fn add_to_weight(&self, cx: &StepContext<'_>, weight: Tensor) -> Result<()> {
+        for One { low, output, rows: (first, count) } in self.each() {
+            let rows = |of: Tensor, part: Option<Columns>| part.map_or(of, |part| of.narrow(part.first, part.count));
+            let (a, b) = (rows(self.a.weight, low), self.b.weight.narrow(first, count));
+            let product = Gemm::plain(b, a, rows(weight, output));
+            cx.run(Gemm { alpha: self.scale, accumulate: true, ..product })?;
+        }
+        Ok(())
+    }
+
     /// Memory for the values that forward leaves, for an input with these rows. `record` is the microbatch's
     /// `SampleRecord`, if there is dropout.
     pub(super) fn saved(

@@ -12,6 +12,7 @@
 //! layer.
 
 mod adapted;
+mod adapted_weight;
 mod adapter;
 mod lora;
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! The cases of digests: layouts of ranks, and features that users switch on.
 
 use device::DType;
+use device::ops::CodeForm;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
-use engine::model::{BalanceGroup, ContextTransfers, GptShape, SampleRow};
+use engine::model::{BalanceGroup, ContextTransfers, GptShape, SampleRow, is_adapter};
 use engine::optimizer::{MomentTypes, SkipStep};
 use engine::params::Sharding;
 use engine::passes::PassName;
@@ -14,7 +15,7 @@ use crate::experts::balance::tiny_balanced;
 use crate::experts::capacity::tiny_limited;
 use crate::experts::{tiny_experts, tiny_shared};
 use crate::hooks::with_hooks;
-use crate::lora::with_adapters;
+use crate::lora::{with_adapters, with_blocks_of_codes};
 use crate::models::{Kind, Layout, Run, SEQ, tiny_gemma3, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3};
 use crate::optimizer::muon::muon_groups;
 
@@ -119,7 +120,7 @@ pub fn cases() -> Vec<Case> {
     let without_sequence = |layout: Layout| Layout { sequence: false, ..layout };
     let context = |context: usize, layout: Layout| Layout { context, ..layout };
     let whole_experts = |expert: usize, layout: Layout| Layout { expert, expert_tensor: 1, ..layout };
-    let cases: [(&str, Layout, Change); 72] = [
+    let cases: [(&str, Layout, Change); 73] = [
         ("one rank", one, |run| run),
         ("data 2", data, |run| run),
         ("data 2, distributed optimizer", data, divided),
@@ -174,6 +175,12 @@ pub fn cases() -> Vec<Case> {
         ("fp8 delayed, data 2, distributed optimizer", data, |run| divided(fp8(run, Fp8Recipe::Delayed))),
         ("LoRA", one, |run| reshaped(run, |shape| with_adapters(shape, 0.1))),
         ("LoRA, tensor 2, sequence", tensor, |run| reshaped(run, |shape| with_adapters(shape, 0.1))),
+        ("a base of codes, data 2, divided weights", data, |run| Run {
+            sharding: Sharding::Weights,
+            codes: Some(CodeForm::Nf4),
+            frozen: |name| !is_adapter(name),
+            ..of(run, with_blocks_of_codes(Precision::Bf16))
+        }),
         ("frozen embeddings", one, |run| Run { frozen: |name| name.starts_with("wte"), ..run }),
         ("Muon", one, |run| Run { groups: Some(muon_groups()), ..run }),
         ("Muon, data 2, distributed optimizer", data, |run| divided(Run { groups: Some(muon_groups()), ..run })),

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use common::UserError;
 use common::files::read_text;
-use common::format::counted;
+use common::format::{bytes, counted};
 use common::terminal::write_to;
 use data::TextStream;
 use device::Device;
@@ -116,10 +116,11 @@ pub fn sample(
     let since = |from: Instant| from.elapsed().as_secs_f64();
     let rest = first.map_or(0.0, since).max(1e-9);
     Ok(format!(
-        "{}\n{} read in {:.2} s, {count} written, {:.0} tokens/s",
+        "{}\n{} read in {:.2} s, {count} written, {:.0} tokens/s, a cache of {}",
         loaded.describe(),
         counted(prompt.len(), "token"),
         since(began) - rest,
-        count.saturating_sub(1) as f64 / rest
+        count.saturating_sub(1) as f64 / rest,
+        bytes(generator.cache_bytes())
     ))
 }

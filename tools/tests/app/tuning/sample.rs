@@ -2,9 +2,10 @@
 //! the data could have held.
 
 use data::{TextStream, Tokenizer};
+use device::ops::LatentHead;
 use device::{Device, HostOptions, HostValues};
 use engine::graph_options::GraphOptions;
-use engine::model::{GptShape, gpt};
+use engine::model::{AttentionKind, GptShape, Latent, gpt};
 use engine::params::Params;
 use engine::precision::Precision;
 use parallel::{Axes, Ranks};
@@ -22,6 +23,13 @@ fn shape(kind: Kind, precision: Precision) -> GptShape {
     GptShape { init_std: 0.3, scaled_residual_init: false, ..shape }
 }
 
+/// The same with latent attention. Training makes keys and values of heads, and decoding does not.
+fn latent(query_rank: Option<usize>, precision: Precision) -> GptShape {
+    let head = LatentHead { plain: 6, rotated: 4, value: 8 };
+    let attention = AttentionKind::Latent(Latent { query_rank, rank: 18, head });
+    GptShape { attention, kv_heads: 1, head_dim: Some(10), ..shape(Kind::Llama, precision) }
+}
+
 /// A generator over the weights that a [`Run`] of that shape starts with.
 fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
@@ -33,8 +41,9 @@ fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
 
 /// Log probability of every token after each of [`TOKENS`], by the forward of training. Of a sequence that ends with the
 /// token, the loss at the last position alone depends on the token: the others cancel in the softmax.
-fn whole_forward(kind: Kind, precision: Precision) -> Vec<Vec<f64>> {
-    let run = Run { shape: Some(shape(kind, precision)), precision, ..Run::new(kind, 1, GraphOptions::default()) };
+fn whole_forward(kind: Kind, shape: &GptShape) -> Vec<Vec<f64>> {
+    let (precision, shape) = (shape.precision, Some(shape.clone()));
+    let run = Run { shape, precision, ..Run::new(kind, 1, GraphOptions::default()) };
     let device = run.device();
     let mut stage = run.stage(&device);
     let losses = (MICRO_BATCH * SEQ) as f64;
@@ -62,25 +71,29 @@ fn likeliest(values: &[f64]) -> usize {
 
 #[test]
 fn a_token_read_through_the_cache_has_the_distribution_of_the_whole_forward() {
-    for (kind, precision, tolerance) in [
-        (Kind::Gpt, Precision::F32, 1e-4),
-        (Kind::Llama, Precision::F32, 1e-4),
-        (Kind::Gpt, Precision::Bf16, 0.2),
-        (Kind::Llama, Precision::Bf16, 0.2),
+    for (kind, shape, tolerance) in [
+        (Kind::Gpt, shape(Kind::Gpt, Precision::F32), 1e-4),
+        (Kind::Llama, shape(Kind::Llama, Precision::F32), 1e-4),
+        (Kind::Llama, latent(None, Precision::F32), 1e-4),
+        (Kind::Llama, latent(Some(14), Precision::F32), 1e-4),
+        (Kind::Gpt, shape(Kind::Gpt, Precision::Bf16), 0.2),
+        (Kind::Llama, shape(Kind::Llama, Precision::Bf16), 0.2),
+        (Kind::Llama, latent(None, Precision::Bf16), 0.2),
     ] {
-        let truth = whole_forward(kind, precision);
+        let (truth, precision, attention) = (whole_forward(kind, &shape), shape.precision, shape.attention);
         for prompt in [1, 4] {
-            let (_device, mut generator) = generator(&shape(kind, precision), 5);
+            let (_device, mut generator) = generator(&shape, 5);
             let mut logits = generator.start(&TOKENS[..prompt]).unwrap();
             for position in prompt - 1..SEQ {
                 let ours = log_softmax(&logits);
                 for (token, (ours, truth)) in ours.iter().zip(&truth[position]).enumerate() {
-                    let what =
-                        format!("{kind:?} {precision} token {token} after position {position}, prompt of {prompt}");
+                    let what = format!(
+                        "{kind:?} {attention:?} {precision} token {token} after position {position}, prompt of {prompt}"
+                    );
                     assert!((ours - truth).abs() < tolerance, "{what}: {ours} beside {truth}");
                 }
                 if precision == Precision::F32 {
-                    assert_eq!(likeliest(&ours), likeliest(&truth[position]), "{kind:?} {position}");
+                    assert_eq!(likeliest(&ours), likeliest(&truth[position]), "{kind:?} {attention:?} {position}");
                 }
                 if position + 1 < SEQ {
                     logits = generator.read(TOKENS[position + 1]).unwrap();
@@ -90,6 +103,15 @@ fn a_token_read_through_the_cache_has_the_distribution_of_the_whole_forward() {
             assert_eq!(graphs, ["step"], "tokens after the first two are replays of one graph");
         }
     }
+}
+
+#[test]
+fn a_cache_has_keys_and_values_or_of_latent_attention_one_vector_of_each_token() {
+    let bytes = |shape: &GptShape| generator(shape, 5).1.cache_bytes();
+    let llama = shape(Kind::Llama, Precision::F32);
+    assert_eq!(bytes(&llama), llama.layers * SEQ * 2 * llama.kv_heads * llama.head_dim() * 4);
+    let latent = latent(None, Precision::Bf16);
+    assert_eq!(bytes(&latent), latent.layers * SEQ * (18 + 4) * 2);
 }
 
 #[test]

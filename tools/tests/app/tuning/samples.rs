@@ -112,6 +112,11 @@ fn a_run_that_cannot_write_samples_is_refused_with_the_reason() {
             "--bf16 --fp8-format hybrid --ffn 64",
             ["precision.fp8 = \"hybrid\"", "multiples of 16 rows", "trainer sample"],
         ),
+        (
+            1,
+            "--lora-rank 2 --frozen-weights nf4 --hidden-size 64 --ffn 192",
+            ["precision.frozen_weights = \"nf4\"", "while their layer runs", "trainer sample"],
+        ),
         (1, "--sample-interval 0", ["logging.sample_interval = 0", "at least 1", ""]),
     ] {
         let flags = format!("--sample-prompts {} --steps 1 {more}", folder.path("prompts.txt").display());

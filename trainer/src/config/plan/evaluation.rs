@@ -58,6 +58,10 @@ pub(super) fn check_samples(config: &RunConfig, model: &ModelPlan) -> Result<(),
             "data-parallel ranks that divide the optimizer (parallel.distributed_optimizer)".into(),
             "one rank writes, and between steps it has only its own part of the newest weights",
         ),
+        () if config.precision.frozen_weights.codes().is_some() => (
+            format!("precision.frozen_weights = \"{}\"", config.precision.frozen_weights),
+            "the values of codes are there while their layer runs in a step",
+        ),
         () if config.precision.fp8 != Fp8Choice::None => (
             format!("precision.fp8 = \"{}\"", config.precision.fp8),
             "a text is written one token at a time, and 8-bit products have multiples of 16 rows",

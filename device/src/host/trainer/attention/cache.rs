@@ -7,14 +7,14 @@ use crate::host::trainer::math::{exp, max, sum};
 use crate::host::trainer::products::{Matrix, multiply};
 use crate::host::view::{self, to_f32};
 use crate::host::{HostKernel, Pool};
-use crate::ops::{CachedAttention, TakeRows};
+use crate::ops::{CachedAttention, Mask, TakeRows};
 use crate::{Float, Tensor};
 
 /// Queries of a block.
 const BLOCK: usize = 64;
 
 /// The position in device memory, clamped so that `rows` from it fit into `capacity`.
-fn position(start: &Tensor, rows: usize, capacity: usize) -> usize {
+pub(super) fn position(start: &Tensor, rows: usize, capacity: usize) -> usize {
     usize::try_from(view::read::<i32>(start)[0]).unwrap_or(0).min(capacity - rows)
 }
 
@@ -79,36 +79,75 @@ fn one_head(
     let (_, rows, dim) = op.sizes();
     let kv = head / (op.heads / op.kv_heads);
     let row_stride = op.qkv.shape.last();
-    let query = Matrix { data: qkv, offset: b * rows * row_stride + head * dim, row_stride, column_stride: 1 };
     let cached =
         |group: usize| Matrix { data: cache, offset: group * dim, row_stride: op.cache.shape.last(), column_stride: 1 };
-    let (key, value) = (cached(kv), cached(op.kv_heads + kv));
-    let (scale, sink) = (op.scores.scale(dim), op.sinks.map(|sinks| view::read::<f32>(&sinks)[head]));
-    let mut output = vec![0.0; rows * dim];
-    let mut scores = vec![0.0; BLOCK.min(rows) * (start + rows)];
-    for first in (0..rows).step_by(BLOCK) {
-        let count = BLOCK.min(rows - first);
-        // The keys that some query of the block sees.
-        let oldest = op.mask.first_key(start + first);
-        let keys = start + first + count - oldest;
-        let scores = &mut scores[..count * keys];
-        let (key, value) = (below(key, oldest), below(value, oldest));
-        multiply((count, keys, dim), scale, below(query, first), key.transposed(), scores, keys, false);
-        for (i, row) in scores.chunks_mut(keys).enumerate() {
-            let position = start + first + i;
-            let seen_from = op.mask.first_key(position);
-            let (past, rest) = row.split_at_mut(seen_from - oldest);
-            let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
-            seen.iter_mut().for_each(|x| *x = bound.value(*x));
-            let highest = max(seen.len(), |j| seen[j]).max(sink.unwrap_or(f32::NEG_INFINITY));
-            seen.iter_mut().for_each(|x| *x = exp(*x - highest));
-            let total = sum(seen.len(), |j| seen[j]) + sink.map_or(0.0, |sink| exp(sink - highest));
-            seen.iter_mut().for_each(|x| *x /= total);
-            past.fill(0.0);
-            future.fill(0.0);
+    let attending = CachedHead {
+        query: Matrix { data: qkv, offset: b * rows * row_stride + head * dim, row_stride, column_stride: 1 },
+        key: cached(kv),
+        value: cached(op.kv_heads + kv),
+        channels: dim,
+        values: dim,
+        rows,
+        start,
+        scale: op.scores.scale(dim),
+        mask: op.mask,
+        sink: op.sinks.map(|sinks| view::read::<f32>(&sinks)[head]),
+    };
+    attending.attend(bound)
+}
+
+/// The queries of new tokens in a head, and the keys and values of all tokens so far.
+pub(super) struct CachedHead<'a> {
+    /// `(rows, channels)`.
+    pub(super) query: Matrix<'a>,
+    /// `(start + rows, channels)`.
+    pub(super) key: Matrix<'a>,
+    /// `(start + rows, values)`.
+    pub(super) value: Matrix<'a>,
+    /// Of a query.
+    pub(super) channels: usize,
+    /// Channels of a value.
+    pub(super) values: usize,
+    /// New tokens.
+    pub(super) rows: usize,
+    /// The position of the first of them.
+    pub(super) start: usize,
+    /// Of products.
+    pub(super) scale: f32,
+    pub(super) mask: Mask,
+    pub(super) sink: Option<f32>,
+}
+
+impl CachedHead<'_> {
+    /// The output `(rows, values)`.
+    pub(super) fn attend(&self, bound: impl Bound) -> Vec<f32> {
+        let &CachedHead { channels, values, rows, start, .. } = self;
+        let mut output = vec![0.0; rows * values];
+        let mut scores = vec![0.0; BLOCK.min(rows) * (start + rows)];
+        for first in (0..rows).step_by(BLOCK) {
+            let count = BLOCK.min(rows - first);
+            // The keys that some query of the block sees.
+            let oldest = self.mask.first_key(start + first);
+            let keys = start + first + count - oldest;
+            let scores = &mut scores[..count * keys];
+            let (query, key, value) = (below(self.query, first), below(self.key, oldest), below(self.value, oldest));
+            multiply((count, keys, channels), self.scale, query, key.transposed(), scores, keys, false);
+            for (i, row) in scores.chunks_mut(keys).enumerate() {
+                let position = start + first + i;
+                let seen_from = self.mask.first_key(position);
+                let (past, rest) = row.split_at_mut(seen_from - oldest);
+                let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
+                seen.iter_mut().for_each(|x| *x = bound.value(*x));
+                let highest = max(seen.len(), |j| seen[j]).max(self.sink.unwrap_or(f32::NEG_INFINITY));
+                seen.iter_mut().for_each(|x| *x = exp(*x - highest));
+                let total = sum(seen.len(), |j| seen[j]) + self.sink.map_or(0.0, |sink| exp(sink - highest));
+                seen.iter_mut().for_each(|x| *x /= total);
+                past.fill(0.0);
+                future.fill(0.0);
+            }
+            let out = &mut output[first * values..(first + count) * values];
+            multiply((count, values, keys), 1.0, Matrix::rows(scores, keys), value, out, values, false);
         }
-        let out = &mut output[first * dim..(first + count) * dim];
-        multiply((count, dim, keys), 1.0, Matrix::rows(scores, keys), value, out, dim, false);
+        output
     }
-    output
 }

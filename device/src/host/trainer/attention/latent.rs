@@ -6,7 +6,7 @@ use crate::host::{HostKernel, Pool, view};
 use crate::ops::{LatentHead, LatentSizes, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 
 /// Turns pairs of neighbours by the angles of a position.
-fn turn<T: Float>(values: &[T], angles: &[f32], out: &mut [T]) {
+pub(super) fn turn<T: Float>(values: &[T], angles: &[f32], out: &mut [T]) {
     for ((out, pair), angle) in out.chunks_mut(2).zip(values.chunks(2)).zip(angles.chunks(2)) {
         let (a, b) = (pair[0].to_f32(), pair[1].to_f32());
         out[0] = T::from_f32(a * angle[0] - b * angle[1]);

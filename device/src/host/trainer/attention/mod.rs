@@ -2,6 +2,7 @@
 //! some query of the block sees.
 
 mod cache;
+mod cached_latent;
 mod latent;
 mod parts;
 mod rotary;

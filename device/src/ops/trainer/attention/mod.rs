@@ -1,6 +1,7 @@
 //! Causal attention over packed QKV.
 
 mod cache;
+mod cached_latent;
 mod latent;
 mod mask;
 mod parts;
@@ -16,6 +17,8 @@ use crate::ops::{
 };
 use crate::{DType, Result, Tensor};
 pub use cache::{CachedAttention, TakeRows};
+pub use cached_latent::CachedLatentAttention;
+pub(crate) use cached_latent::CachedLatentSizes;
 pub(crate) use latent::LatentSizes;
 pub use latent::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 pub use mask::Mask;

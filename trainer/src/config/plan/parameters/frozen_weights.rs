@@ -3,7 +3,6 @@
 use common::UserError;
 use device::ops::CODE_BLOCK;
 use engine::model::{AttentionKind, GptShape, Latent};
-use engine::params::Sharding;
 use parallel::Axis;
 
 use super::freeze::FrozenNames;
@@ -40,12 +39,6 @@ pub(crate) fn check_frozen_weights(
             format!("precision.fp8 = \"{}\"", config.precision.fp8),
             "products read the values of codes in 16 or 32 bits",
             "set precision.fp8 = \"none\"",
-        ),
-        (
-            parallel.sharding == Sharding::Weights,
-            "parallel.data_parallel_sharding = \"optim_grads_params\"".to_string(),
-            "each data-parallel rank has all codes of its layers",
-            "set parallel.data_parallel_sharding = \"optim_grads\"",
         ),
         (
             config.cuda_graph.overlap_microbatches,
@@ -110,10 +103,10 @@ mod tests {
         let lora = "model.lora_rank=4";
         assert_eq!(problem(&[lora]), None);
         assert_eq!(problem(&["optimizer.freeze=[\"h.0.*\"]", "parallel.data_parallel_sharding=optim_grads"]), None);
+        assert_eq!(problem(&[lora, "parallel.data_parallel_sharding=optim_grads_params"]), None);
         for (settings, words) in [
             (&["model.layers=2"][..], "no frozen weight"),
             (&["optimizer.freeze=[\"wte.*\",\"h.*.bias\"]", "model.bias=true"], "no frozen weight"),
-            (&[lora, "parallel.data_parallel_sharding=optim_grads_params"], "has all codes"),
             (&[lora, "cuda_graph.enable=true", "cuda_graph.overlap_microbatches=true"], "overlap_microbatches"),
             (&[lora, "model.ffn=176"], "rows of 176 values (model.ffn over parallel.tensor)"),
             (&[lora, "parallel.tensor=2"], "over parallel.tensor"),

@@ -1,6 +1,7 @@
 //! Attention: through cuDNN if it has a plan, else by `kernels/attention/attention.cu`.
 
 mod cache;
+mod cached_latent;
 mod latent;
 mod parts;
 mod rotary;
