@@ -1,12 +1,11 @@
 //! Trials of attention and of norms of its heads.
 
-use crate::ops::{Attention, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
-use crate::{DType, Result, Tensor};
-
 use super::case::Trials;
 use super::joint_norm::joint_norms;
 use super::sizes::{Sizes, site};
 use super::workbench::Workbench;
+use crate::ops::{Attention, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
+use crate::{DType, Result, Tensor};
 
 pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, head_dim, .. } = s;

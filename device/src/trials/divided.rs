@@ -1,14 +1,13 @@
 //! Trials of operations on sequences that ranks divide.
 
+use super::case::Trials;
+use super::sizes::Sizes;
+use super::workbench::Workbench;
 use crate::ops::{
     AddRows, AddSinks, Attention, AttentionBackward, Corner, KeyPart, KeysOf, Mask, MergeAttention, OrderRows,
     RankKeys, RankKeysBackward, RowOrder, Scores, SequenceShare, SinkGradients,
 };
 use crate::{DType, Result, Shape};
-
-use super::case::Trials;
-use super::sizes::Sizes;
-use super::workbench::Workbench;
 
 pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;

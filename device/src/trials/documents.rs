@@ -1,11 +1,10 @@
 //! Trials of attention within documents.
 
-use crate::ops::{Attention, Documents, Embedding, Mask, Scores};
-use crate::{DType, Result};
-
 use super::case::Trials;
 use super::sizes::Sizes;
 use super::workbench::Workbench;
+use crate::ops::{Attention, Documents, Embedding, Mask, Scores};
+use crate::{DType, Result};
 
 /// Documents of a sample, at most.
 const MOST: usize = 8;

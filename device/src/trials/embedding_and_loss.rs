@@ -1,15 +1,14 @@
 //! Trials of the operations at a model's ends: embedding and losses.
 
+use super::case::Trials;
+use super::sizes::{CONTROL, Sizes};
 use crate::ops::{
     CODE_BLOCK, CodeForm, CodedValues, CodesOfValues, ColumnRange, CopyColumns, CrossEntropy, CrossEntropyJoin,
     CrossEntropyPart, Distribution, Embedding, EmbeddingBackward, FirstValues, FurtherTokens, MismatchedRewards, Mse,
     PairLoss, Preference, SequenceShare, VocabPart, ZLoss,
 };
-use crate::{DType, Tensor};
-
-use super::case::Trials;
-use super::sizes::{CONTROL, Sizes};
 use crate::random::uniform;
+use crate::{DType, Tensor};
 
 /// Token ids, some more frequent than others.
 fn tokens(s: Sizes) -> Vec<i32> {

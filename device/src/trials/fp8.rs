@@ -1,13 +1,12 @@
 //! Trials of 8-bit copies with one scale or a scale a row, and of the operations around them.
 
+use super::case::Trials;
+use super::workbench::Workbench;
 use crate::ops::{
     ActivationKind, CountQuantized, Fp8Matrix, Gate, MakeScale, NormKind, Quantize, QuantizeCounts, QuantizeSource,
     Scale, SumCounts, TransposeFp8, UpdateScales,
 };
 use crate::{DType, Result, Tensor};
-
-use super::case::Trials;
-use super::workbench::Workbench;
 
 /// Makes the source of a copy, a matrix of this height and width.
 pub(super) type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;

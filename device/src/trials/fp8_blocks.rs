@@ -1,11 +1,10 @@
 //! Trials of 8-bit copies with scales for groups and blocks.
 
-use crate::ops::{Fp8Matrix, Quantize, Scale};
-use crate::{DType, Result};
-
 use super::case::Trials;
 use super::fp8::SOURCES;
 use super::workbench::Workbench;
+use crate::ops::{Fp8Matrix, Quantize, Scale};
+use crate::{DType, Result};
 
 /// Both copies of every kind of matrix, with column sums. Sizes are multiples of 16.
 pub(super) fn copies(rows: usize, width: usize, to: &mut Trials) {

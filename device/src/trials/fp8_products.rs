@@ -1,11 +1,10 @@
 //! Trials of products of 8-bit factors.
 
-use crate::ops::{Epilogue, Fp8Matrix, Gemm, Scale};
-use crate::{DType, Result, Shape};
-
 use super::case::Trials;
 use super::fp8_blocks::shape_of_scales;
 use super::workbench::Workbench;
+use crate::ops::{Epilogue, Fp8Matrix, Gemm, Scale};
+use crate::{DType, Result, Shape};
 
 /// The values that share a scale in the factors.
 #[derive(Clone, Copy, PartialEq)]

@@ -1,9 +1,8 @@
 //! Trials of the operations that generate text.
 
+use super::case::Trials;
 use crate::DType;
 use crate::ops::{CachedAttention, CachedLatentAttention, LatentHead, Mask, Scores, TakeRows};
-
-use super::case::Trials;
 
 /// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, over a cache of
 /// latents, and reads of rows of a table.

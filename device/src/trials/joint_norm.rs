@@ -1,10 +1,9 @@
 //! Trials of norms over all query heads and all key heads.
 
-use crate::DType;
-use crate::ops::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
-
 use super::case::Trials;
 use super::sizes::Sizes;
+use crate::DType;
+use crate::ops::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
 
 pub(super) fn joint_norms(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;

@@ -1,11 +1,10 @@
 //! Trials of the operations of latent attention.
 
-use crate::DType;
-use crate::ops::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
-
 use super::case::Trials;
 use super::sizes::Sizes;
 use super::workbench::Workbench;
+use crate::DType;
+use crate::ops::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 
 /// Queries of their own, or in front of the keys' rotated channels.
 pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {

@@ -3,11 +3,10 @@
 use std::collections::{BTreeSet, HashSet};
 use std::mem::discriminant;
 
-use crate::ops::{CrossEntropyJoin, CrossEntropyPart, NormBackward, NormKind, Poison, VocabPart, When, ZLoss};
-use crate::{DType, Device, HostOptions, Op, Result, Tensor};
-
 use super::cases::all;
 use super::workbench::Workbench;
+use crate::ops::{CrossEntropyJoin, CrossEntropyPart, NormBackward, NormKind, Poison, VocabPart, When, ZLoss};
+use crate::{DType, Device, HostOptions, Op, Result, Tensor};
 
 /// How far tensors are moved.
 const SHIFT: u64 = 1 << 40;

@@ -1,9 +1,8 @@
 //! Sizes and numbers that trials share.
 
+use super::workbench::Workbench;
 use crate::Result;
 use crate::ops::{Control, DropoutPart, DropoutSite, SampleRecord};
-
-use super::workbench::Workbench;
 
 /// Sizes of a trial.
 #[derive(Clone, Copy)]

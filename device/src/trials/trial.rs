@@ -4,11 +4,10 @@
 //! poison: eagerly among one kind, captured among the other. No byte may change that it does not declare to write. It
 //! must write the same values both times.
 
-use crate::{DType, Device, HostOptions, Op, Result, Stream};
-
 use super::case::Case;
 use super::guard::Poison;
 use super::workbench::{Poisons, Workbench, Written, distance, left_alone, same};
+use crate::{DType, Device, HostOptions, Op, Result, Stream};
 
 /// The largest relative L2 distance between two devices. They add in different orders, and bf16 rounds the sum to 8 bits.
 fn tolerance(dtype: DType) -> f64 {

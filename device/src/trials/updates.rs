@@ -1,15 +1,14 @@
 //! Trials of the operations that update the weights.
 
+use super::case::Trials;
+use super::sizes::{CONTROL, Sizes};
+use super::workbench::Workbench;
 use crate::ops::{
     ClipScale, Control, Copy, Corner, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum,
     Rule, RuleState, SampleRecord, ScaleBlock, SkipStep, SquareSum, StateValues, Status, SumInto, Update,
     UpdateTensors, VoidStep, WriteControl, WriteSampleRecord,
 };
 use crate::{DType, Result, Shape, Tensor};
-
-use super::case::Trials;
-use super::sizes::{CONTROL, Sizes};
-use super::workbench::Workbench;
 
 /// The rules, each with the name of its trial.
 const RULES: [(&str, Rule); 4] = [

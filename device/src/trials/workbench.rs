@@ -3,10 +3,9 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use crate::{DType, Device, Element, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
-
 use super::guard::{Guarded, Poison, as_bytes};
 use crate::random::uniforms;
+use crate::{DType, Device, Element, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
 
 /// Makes an operation and its tensors on a workbench.
 pub type Make = Box<dyn Fn(&mut Workbench) -> Result<Op>>;

@@ -8,6 +8,8 @@ use device::{Communicator, Tensor};
 use graph_manager::{Phase, Result, TensorTree};
 use parallel::{Axis, Task};
 
+use super::first_forwards::FirstForwards;
+use super::metrics::StepNumbers;
 use crate::gradient_sync::{GradientSync, Summand, Use};
 use crate::graph_options::Scope;
 use crate::hooks::after_layer;
@@ -19,9 +21,6 @@ use crate::passes::{StepOf, Timing};
 use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Region, Room};
 use crate::step_policy::StepContext;
-
-use super::first_forwards::FirstForwards;
-use super::metrics::StepNumbers;
 
 /// The parts that a step of this rank runs, and the memory that it uses.
 pub(super) struct StepProgram {

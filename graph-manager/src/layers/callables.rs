@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use crate::words::counted;
-
 use super::group::CallGroup;
 use super::hooks::CallHooks;
 use super::layer::Layer;
@@ -15,6 +13,7 @@ use crate::report::{GraphDot, Report};
 use crate::side_stream::SideStream;
 use crate::training::TrainingPolicy;
 use crate::verify::{Verification, Verified};
+use crate::words::counted;
 
 /// Layers with their forwards and backwards as graphs. Loss, optimizer and everything else stay outside and run
 /// eagerly.

@@ -7,7 +7,6 @@ use device::{Area, Device, Stream, StreamId};
 
 use crate::error::{Error, Result};
 use crate::finally::Finally;
-
 use crate::side_stream::SideStream;
 
 /// A stream, and the scratch memory of all graphs captured on it. Managers and captures of one pool share scratch,

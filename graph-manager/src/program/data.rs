@@ -6,9 +6,7 @@ use std::rc::Rc;
 use device::{BufferId, DType, Home, Op, Shape, StreamId, Tensor};
 
 use super::body::{Body, Entry, Item, Work};
-
 use super::lifetime::Lifetime;
-
 use crate::error::{Error, Result};
 use crate::policy::Instance;
 

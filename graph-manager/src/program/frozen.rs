@@ -4,10 +4,9 @@ use crate::words::counted;
 use device::ops::When;
 use device::{BufferId, CheckError, Op, Tensor};
 
-use crate::error::Error;
-
 use super::body::{Body, Entry, Item, Work};
 use super::data::{Held, NONE, OUTSIDE, Program};
+use crate::error::Error;
 
 /// The first change between a list and the one that the code of the step makes now.
 enum Change {

@@ -6,10 +6,9 @@ use std::rc::Rc;
 use device::ops::When;
 use device::{Device, Op, Tensor};
 
-use crate::words::counted;
-
 use super::data::Program;
 use super::list::ListedEntry;
+use crate::words::counted;
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     /// The list in words: a heading, and a line for each entry. A region that does the same as an earlier one, on other

@@ -9,9 +9,9 @@ mod products;
 mod updates;
 
 pub use attention::{
-    AddRows, AddSinks, Attention, AttentionBackward, CachedAttention, CachedLatentAttention, Documents, KeyPart, KeysOf, LatentHead,
-    LatentTensors, Mask, MergeAttention, PackLatent, PackLatentBackward, RankKeys, RankKeysBackward, ResizeHeads,
-    Rotary, Scores, SinkGradients, TakeRows,
+    AddRows, AddSinks, Attention, AttentionBackward, CachedAttention, CachedLatentAttention, Documents, KeyPart,
+    KeysOf, LatentHead, LatentTensors, Mask, MergeAttention, PackLatent, PackLatentBackward, RankKeys,
+    RankKeysBackward, ResizeHeads, Rotary, Scores, SinkGradients, TakeRows,
 };
 pub(crate) use attention::{AttentionSizes, CachedLatentSizes, LatentSizes, SinkSizes};
 pub use experts::{
