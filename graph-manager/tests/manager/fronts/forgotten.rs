@@ -61,7 +61,7 @@ fn shapes_that_had_their_graphs_are_forgotten_without_a_complaint() {
 /// The program is this test binary: it runs the test above in a process without a subscriber of tracing.
 #[test]
 fn a_program_without_a_subscriber_reads_it_once_on_stderr() {
-    let test = "forgotten::shapes_that_are_forgotten_before_their_capture_are_in_the_report";
+    let test = "fronts::forgotten::shapes_that_are_forgotten_before_their_capture_are_in_the_report";
     let output =
         Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", test]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
