@@ -30,7 +30,7 @@ impl Scope {
 }
 
 /// A module of a model that graphs can be limited to: the first layer, the last, or a kind of part of blocks with its norms.
-/// It is the word that users write. `model/gpt/block.rs` has all of them.
+/// The field is the word that users write. `model/gpt/block.rs` has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GraphModule(pub(crate) &'static str);
 

@@ -25,8 +25,8 @@ macro_rules! tensors {
         tensors! { $($($field),+),+ }
     };
     (@ $all:ident $self:ident $access:ident [] $($field:ident)+) => { $($all.$access(&$self.$field);)+ };
-    (@ $all:ident $self:ident $access:ident [$flag:ident] $($field:ident)+) => {
-        $($all.$access(&$self.$field, $self.$flag);)+
+    (@ $all:ident $self:ident add [$flag:ident] $($field:ident)+) => {
+        $(if $self.$flag { $all.update(&$self.$field) } else { $all.write(&$self.$field) })+
     };
     ($($field:tt),+) => {
         fn visit(&mut self, visit: &mut dyn FnMut(&mut $crate::Tensor)) {
@@ -49,14 +49,7 @@ impl Accesses {
 
     /// Adds the tensors of a field that is updated in place.
     pub(crate) fn update(&mut self, field: &impl Visit) {
-        self.add(field, true);
-    }
-
-    /// Adds the tensors of a field that is written, and read if `accumulate`.
-    pub(crate) fn add(&mut self, field: &impl Visit, accumulate: bool) {
-        if accumulate {
-            self.read(field);
-        }
+        self.read(field);
         self.write(field);
     }
 }

@@ -67,9 +67,9 @@ pub enum WeightSource {
 /// The codes of a layer's weights.
 #[derive(Clone, Copy, Debug)]
 pub struct CodesOfLayer {
-    /// All of them: where they lie, or where they are gathered.
+    /// The codes of the whole layer: where they lie, or where they are gathered.
     pub all: CodeMemory,
-    /// This rank's part, if ranks divide them.
+    /// The codes that a rank keeps, if ranks divide them.
     pub owned: Option<CodeMemory>,
 }
 

@@ -218,7 +218,7 @@ choice! {
 choice! {
     /// The order of a pipeline stage's work.
     pub enum PipelineSchedule {
-        /// One forward, one backward.
+        /// A forward, then a backward, in turn.
         OneForwardOneBackward = "1f1b",
         /// 1F1B with the weight gradients put off until a stage would wait for others.
         ZeroBubble = "zero_bubble",
@@ -266,9 +266,9 @@ choice! {
 choice! {
     /// The loss of a pair of answers.
     pub enum PreferenceLoss {
-        /// That of DPO.
+        /// DPO's loss (Rafailov et al., 2023).
         Sigmoid = "sigmoid",
-        /// That of IPO.
+        /// IPO's loss (Azar et al., 2023).
         Ipo = "ipo",
     }
 }

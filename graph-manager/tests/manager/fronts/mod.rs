@@ -1,4 +1,4 @@
-//! The other two ways to a graph: captures by hand, and graphed layers.
+//! Captures by hand, and graphed layers: the ways to a graph beside a manager of steps.
 
 mod by_hand;
 mod callables;

@@ -67,7 +67,7 @@ fn append<T: Float>(op: &CachedAttention, start: usize) {
     }
 }
 
-/// One head's output `(rows, dim)`, from `qkv` of all sequences and the filled rows of this one's cache.
+/// The output `(rows, dim)` of a head, from `qkv` of all sequences and the filled rows of its sequence's cache.
 fn one_head(
     op: &CachedAttention,
     qkv: &[f32],

@@ -6,7 +6,7 @@ use crate::cuda::ops::shape::LoadWidth;
 use crate::cuda::{KernelOperation, Queue};
 use crate::ops::{CrossEntropyJoin, CrossEntropyPart};
 
-/// One block per row, of at least two warps: the kernels rely on barriers.
+/// The grid of a block per row, of at least two warps: the kernels rely on barriers.
 fn grid(rows: usize, packs: usize) -> Grid {
     Grid::line(rows, packs.next_multiple_of(32).clamp(64, 512) as u32)
 }
