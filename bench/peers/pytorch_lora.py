@@ -7,7 +7,8 @@ bitsandbytes, in 8 or 4 bits.
         --vocab 151936 --experts 128 --top-k 8 --seq 4096 --micro-batch 2
 
 bitsandbytes has no experts that lie in one tensor, so these stay in bf16, and PEFT adapts them as parameters. Adapters are
-bf16, attention is SDPA unless another is named, the optimizer is fused AdamW. Prints one line of JSON.
+bf16, attention is SDPA unless another is named, the optimizer is fused AdamW. `--rank 0` has no adapters: all weights, and
+the optimizer's state, are bf16 and trained. Prints one line of JSON.
 """
 
 import argparse
@@ -53,6 +54,12 @@ def config(case):
         sizes |= dict(norm_topk_prob=True, output_router_logits=False)
         if case.config == "gpt_oss":
             sizes["num_local_experts"] = sizes.pop("num_experts")
+    if case.config == "deepseek_v3":
+        # Moonlight's: latent attention with whole queries, experts in one group, two shared ones, a dense first block.
+        sizes |= dict(q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+        sizes |= dict(n_routed_experts=sizes.pop("num_experts"), n_shared_experts=2, n_group=1, topk_group=1)
+        sizes |= dict(first_k_dense_replace=1, intermediate_size=11264, routed_scaling_factor=2.446)
+        del sizes["head_dim"]
     made = transformers.AutoConfig.for_model(case.config, **sizes)
     if case.experts:
         made._experts_implementation = "grouped_mm"
@@ -74,6 +81,13 @@ def coded(linear, base):
     return layer
 
 
+def checkpointed(model, case):
+    if case.checkpointing:
+        model.enable_input_require_grads()
+        getattr(model, "base_model", model).gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
 def model_of(case):
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(case.device):
@@ -84,18 +98,20 @@ def model_of(case):
                 parent = model.model.layers.get_submodule(name.rpartition(".")[0])
                 setattr(parent, name.rpartition(".")[2], coded(module, case.base))
         setattr(model, "is_loaded_in_4bit" if case.base == "nf4" else "is_loaded_in_8bit", True)
+    if case.rank == 0:
+        return checkpointed(model, case).train()
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     of_experts = {}
     if case.experts:
         of_experts = dict(target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
-    else:
+    if case.config == "deepseek_v3":
+        targets += ["kv_a_proj_with_mqa", "kv_b_proj"]
+    # The shared experts and the dense blocks of deepseek_v3 are linear layers.
+    if case.config == "deepseek_v3" or not case.experts:
         targets += ["gate_proj", "up_proj", "down_proj"]
     adapters = peft.LoraConfig(r=case.rank, lora_alpha=2 * case.rank, target_modules=targets, **of_experts)
     model = peft.get_peft_model(model, adapters, autocast_adapter_dtype=False)
-    if case.checkpointing:
-        model.enable_input_require_grads()
-        model.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
+    return checkpointed(model, case).train()
 
 
 def main():
