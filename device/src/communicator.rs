@@ -1,8 +1,11 @@
 //! Groups of ranks, as a stream sees them. Implementations are in the `parallel` crate.
 
+use std::any::Any;
+use std::rc::Rc;
+
 use crate::cuda::Peers;
 use crate::ops::RowsOfRanks;
-use crate::{Error, Result, Tensor};
+use crate::{Area, Error, Result, Tensor};
 
 /// A kind of transfer between the ranks of a communicator. Ranks are numbered within the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,6 +158,15 @@ pub trait Communicator: std::fmt::Debug {
         self.peers().is_some()
     }
 
+    /// Lets the group's other GPUs write [rows](CollectiveKind::Rows) into the area, until the returned value is dropped. All ranks
+    /// call it together, for areas that belong together, and drop the values together. `None` if no other GPU writes there.
+    ///
+    /// # Errors
+    /// The driver's, on any rank.
+    fn share(&self, _area: &Rc<Area>) -> Result<Option<SharedArea>> {
+        Ok(None)
+    }
+
     /// The world ranks of the group's members, in the group's order: the same on every member.
     fn members(&self) -> Vec<usize> {
         (0..self.size()).collect()
@@ -165,6 +177,9 @@ pub trait Communicator: std::fmt::Debug {
         None
     }
 }
+
+/// Holds memory that other GPUs write into. When it is dropped, it waits for all ranks: they reach the memory no more.
+pub type SharedArea = Box<dyn Any>;
 
 /// Fails with [`Error::Communication`] and the library's message if a transfer has failed. It waits for no transfer.
 pub type Probe = Box<dyn Fn() -> Result<()> + Send>;

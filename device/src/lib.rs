@@ -51,7 +51,7 @@ mod uncallable;
 
 pub use capture::Checked;
 pub use capture_mode::CaptureMode;
-pub use communicator::{Communicator, Probe, Request};
+pub use communicator::{Communicator, Probe, Request, SharedArea};
 pub use device::{ALIGNMENT, Area, Device, Home, HostOptions, Listener, Snapshot, Submission, TraceEvent};
 pub use dispatch::Readback;
 pub use dtype::{DType, Element, Float};

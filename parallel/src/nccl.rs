@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result as driver, sys as cuda};
 use cudarc::nccl::sys;
 use device::cuda::{Peers, StreamHandle};
 use device::ops::CollectiveKind;
-use device::{Communicator, DType, Error, Probe, Request, Result, Tensor};
+use device::{Area, Communicator, DType, Error, Probe, Request, Result, SharedArea, Tensor};
 
 use crate::mpi::MpiGroup;
 use crate::nccl_library::{Done as _, NcclLibrary};
@@ -86,7 +87,7 @@ pub(crate) struct NcclCommunicator {
     rank: usize,
     members: Vec<usize>,
     /// Makes the transfers that it can, in place of NCCL.
-    peers: Option<PeerLink>,
+    peers: Option<Rc<PeerLink>>,
 }
 
 /// The handle as [`NcclCommunicator::probe`] uses it on another thread.
@@ -99,7 +100,7 @@ impl NcclCommunicator {
     /// The same, with a link that makes the transfers that it can, in place of NCCL.
     pub(crate) fn over(self, link: Option<PeerLink>) -> NcclCommunicator {
         let mut linked = self;
-        linked.peers = link;
+        linked.peers = link.map(Rc::new);
         linked
     }
 
@@ -139,7 +140,16 @@ impl Communicator for NcclCommunicator {
     }
 
     fn peers(&self) -> Option<&Peers> {
-        self.peers.as_ref().and_then(PeerLink::peers)
+        self.peers.as_ref().and_then(|link| link.peers())
+    }
+
+    fn share(&self, area: &Rc<Area>) -> Result<Option<SharedArea>> {
+        let shared = self.peers.as_ref().map(|link| link.share(area)).transpose();
+        shared.map_err(|problem| Error::Communication {
+            collective: "the sharing of memory",
+            communicator: self.name.clone(),
+            problem,
+        })
     }
 
     fn open(&self) -> Result<()> {

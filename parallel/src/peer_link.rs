@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use device::cuda::{GpuProperties, PeerHandle, PeerWindow, Peers};
+use device::{Area, SharedArea};
 
 use crate::mpi::MpiGroup;
 
@@ -55,6 +56,39 @@ impl PeerLink {
 
     pub(crate) fn peers(&self) -> Option<&Peers> {
         self.peers.as_ref()
+    }
+
+    /// Lets the group's other GPUs write rows into the area, or says why they cannot: on all ranks, or on none. All ranks of the
+    /// group call it together.
+    ///
+    /// # Errors
+    /// The reason that this rank knows.
+    pub(crate) fn share(self: &Rc<Self>, area: &Rc<Area>) -> Result<SharedArea, String> {
+        let told = |why: NoLink| why.to_string();
+        let peers = self.peers().ok_or("the link is gone")?;
+        let handle = agreed(&self.group, Peers::handle_of(area.address()).map_err(refused)).map_err(told)?;
+        let handles: Vec<_> = self.group.all_gather(&handle).as_chunks().0.to_vec();
+        let shared = Reached { link: self.clone(), area: area.clone() };
+        let own = area.address()..area.address() + area.bytes() as u64;
+        agreed(&self.group, peers.reach(own, &handles).map_err(refused)).map_err(told)?;
+        Ok(Box::new(shared))
+    }
+}
+
+/// Memory that the group's other GPUs reach.
+struct Reached {
+    link: Rc<PeerLink>,
+    area: Rc<Area>,
+}
+
+impl Drop for Reached {
+    /// Leaves the other ranks' areas. This rank's is freed once all ranks have done so.
+    fn drop(&mut self) {
+        // A failed kernel is told where its results are waited for.
+        let _ = self.link.peers().map(|peers| peers.leave(self.area.address()));
+        if !std::thread::panicking() {
+            self.link.group.barrier();
+        }
     }
 }
 

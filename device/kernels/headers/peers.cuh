@@ -22,6 +22,9 @@ struct Peers {
 // Flags come first in a window, then the slots.
 inline u32* flag(u8* window, u32 sender) { return (u32*)window + (blockIdx.x * MAX_RANKS + sender) * FLAG_WORDS; }
 
+// Where the output of `sender` lies, as its blocks of this number tell each other (peer_rows.cu): beside the flag.
+inline u64* place_of(u8* window, u32 sender) { return (u64*)(flag(window, sender) + 2); }
+
 // The slot for the piece that `from` shows `to` in a round.
 inline u8* slot(const Peers& peers, u32 from, u32 to, u32 round) {
     u32 reader = (to + peers.ranks - from) % peers.ranks - 1;

@@ -1,10 +1,15 @@
 // Rows that go straight to their places on the GPUs of their experts, and back. See device/src/ops/rows_of_ranks.rs.
 //
-// The numbers of rows are known to the devices alone: every block counts the rows between all ranks, so all have as many
-// rounds. A block shows a rank the next of its rows, in slots as in peers.cu, and puts the rows of the others where they
-// belong. Rows that stay on this GPU are copied between the first rounds. A long row is cut into equal parts.
+// A rank writes its rows into the outputs of the others, which lie in memory that all have mapped (`Peers::share`). The
+// numbers of rows are known to the devices alone. The blocks of one number on all ranks work together. A block tells the
+// others that its rank's output may be written, and where it lies. It moves a share of the rows that stay on this GPU, and
+// then of those for each other rank. It tells them that it is done, and waits until they are: the output is whole then.
 #include "offsets.cuh"
 #include "peers.cuh"
+
+static const u32 ROW_LOADS = 8;       // loads that a thread has under way
+static const u32 OFFSET_BITS = 48;    // of a place in shared memory; the number of the area lies above them
+static const u32 LEFT_OUT = ~0u;      // the place of a row that goes nowhere
 
 struct Rows {
     const u8* input;
@@ -12,12 +17,13 @@ struct Rows {
     const int* offsets;  // (ranks, ranks * experts + 1)
     const int* places;   // (experts, ranks)
     const int* pairs;    // of this rank, by the experts of all
+    const u64* areas;    // (areas, MAX_RANKS): where shared areas of all ranks begin in this process
+    u64 at;              // where the output lies in the areas of this rank
     Peers peers;
     u32 experts;  // of this rank
     u32 choices;  // pairs of a row of tokens
-    u32 words;    // of a part of a row
-    u32 parts;    // of a row
-    u32 lanes;    // threads that move a part: a power of two, at most 32
+    u32 words;    // of a row
+    u32 lanes;    // threads that move a row: a power of two, at most 32
     u32 bound;    // the most rows that experts have
 };
 
@@ -32,106 +38,80 @@ inline u32 count(const Rows& op, u32 from, u32 to) {
     return (u32)(of[op.experts] - of[0]);
 }
 
-// The place of the i-th row of `from` among the rows of this rank's experts.
-inline u32 placed(const Rows& op, u32 from, u32 i) {
-    const int* of = offsets(op, from, op.peers.rank);
-    const int row = of[0] + (int)i;
-    const u32 expert = range_with(of, op.experts - 1, row);
-    return (u32)(op.places[expert * op.peers.ranks + from] + row - of[expert]);
-}
-
-// The i-th pair of this rank for the experts of `to`.
-inline u32 pair(const Rows& op, u32 to, u32 i) { return (u32)op.pairs[offsets(op, op.peers.rank, to)[0] + i]; }
-
-// One direction: how many rows `from` sends `to`, and where the i-th row for or from a rank lies.
+// One direction: how many rows this rank has for another, and where the i-th of them lies here and goes there.
 struct ToExperts {
-    static u32 sent(const Rows& op, u32 from, u32 to) { return count(op, from, to); }
-    static u32 taken(const Rows& op, u32 to, u32 i) { return pair(op, to, i) / op.choices; }
-    // False if the row is left out.
-    static bool put(const Rows& op, u32 from, u32 i, u32& row) {
-        row = placed(op, from, i);
-        return row < op.bound;
+    static u32 sent(const Rows& op, u32 to) { return count(op, op.peers.rank, to); }
+    static u32 taken(const Rows& op, u32 to, u32 i) { return (u32)op.pairs[offsets(op, op.peers.rank, to)[0] + i] / op.choices; }
+    // Behind the rows of earlier experts, and those of earlier ranks for its expert.
+    static u32 put(const Rows& op, u32 to, u32 i) {
+        const int* own = offsets(op, op.peers.rank, to);
+        const int row = own[0] + (int)i;
+        const u32 expert = range_with(own, op.experts - 1, row);
+        u32 place = (u32)(row - own[expert]);
+        for (u32 from = 0; from < op.peers.ranks; from++) {
+            const int* of = offsets(op, from, to);
+            place += (u32)(of[from < op.peers.rank ? expert + 1 : expert] - of[0]);
+        }
+        return place < op.bound ? place : LEFT_OUT;
     }
 };
 
 struct ToTokens {
-    static u32 sent(const Rows& op, u32 from, u32 to) { return count(op, to, from); }
-    static u32 taken(const Rows& op, u32 to, u32 i) { return min(placed(op, to, i), op.bound - 1); }
-    static bool put(const Rows& op, u32 from, u32 i, u32& row) {
-        row = (u32)offsets(op, op.peers.rank, from)[0] + i;
-        return true;
+    static u32 sent(const Rows& op, u32 to) { return count(op, to, op.peers.rank); }
+    // Of a row that was left out, some other: see RowsWay::ToTokens.
+    static u32 taken(const Rows& op, u32 to, u32 i) {
+        const int* of = offsets(op, to, op.peers.rank);
+        const int row = of[0] + (int)i;
+        const u32 expert = range_with(of, op.experts - 1, row);
+        return min((u32)(op.places[expert * op.peers.ranks + to] + row - of[expert]), op.bound - 1);
     }
+    static u32 put(const Rows& op, u32 to, u32 i) { return (u32)offsets(op, to, op.peers.rank)[0] + i; }
 };
 
 template <class W> void move(const Rows& op, const W* from, W* to, u32 lane) {
     u32 i = lane;
-    for (; i + (AHEAD - 1) * op.lanes < op.words; i += AHEAD * op.lanes) {
-        W x[AHEAD];
+    for (; i + (ROW_LOADS - 1) * op.lanes < op.words; i += ROW_LOADS * op.lanes) {
+        W x[ROW_LOADS];
 #pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) x[k] = load_uncached(from + i + k * op.lanes);
+        for (u32 k = 0; k < ROW_LOADS; k++) x[k] = load_uncached(from + i + k * op.lanes);
 #pragma unroll
-        for (u32 k = 0; k < AHEAD; k++) to[i + k * op.lanes] = x[k];
+        for (u32 k = 0; k < ROW_LOADS; k++) to[i + k * op.lanes] = x[k];
     }
     for (; i < op.words; i += op.lanes) to[i] = load_uncached(from + i);
 }
 
-template <class Way, class W> void exchange(const Rows& op) {
-    const Peers& peers = op.peers;
-    u32 most = 0;
-    for (u32 from = 0; from < peers.ranks; from++) {
-        for (u32 to = 0; to < peers.ranks; to++) {
-            if (from != to) most = max(most, Way::sent(op, from, to));
+// The block's share of the rows for a rank. The threads that move a row look up as many rows at once as they are.
+template <class Way, class W> void send(const Rows& op, u32 to, W* output) {
+    const u32 lane = threadIdx.x % op.lanes, movers = gridDim.x * (blockDim.x / op.lanes);
+    const u32 mover = blockIdx.x * (blockDim.x / op.lanes) + threadIdx.x / op.lanes;
+    const u32 rows = Way::sent(op, to);
+    const u32 at_once = min(op.lanes, (rows + movers - 1) / movers);
+    for (u32 first = mover * at_once; first < rows; first += movers * at_once) {
+        const u32 here = min(at_once, rows - first);
+        u32 taken = 0, put = LEFT_OUT;
+        if (lane < here) taken = Way::taken(op, to, first + lane), put = Way::put(op, to, first + lane);
+        for (u32 k = 0; k < here; k++) {
+            const u32 from = of_lane(taken, k, op.lanes), place = of_lane(put, k, op.lanes);
+            if (place != LEFT_OUT) move(op, (const W*)op.input + (u64)from * op.words, output + (u64)place * op.words, lane);
         }
     }
-    const u32 all = most * op.parts, lane = threadIdx.x % op.lanes;
-    const u32 movers = blockDim.x / op.lanes, mover = threadIdx.x / op.lanes;
-    // Parts of a piece: as few rounds as slots allow, with the parts spread over all blocks.
-    const u32 fit = peers.piece / (op.words * (u32)sizeof(W));
-    const u32 turns = max(1u, (all + gridDim.x * fit - 1) / (gridDim.x * fit));
-    const u32 per = max(1u, (all + gridDim.x * turns - 1) / (gridDim.x * turns));
+}
 
-    auto taken = [&](u32 to, u32 part) {
-        return (const W*)op.input + ((u64)Way::taken(op, to, part / op.parts) * op.parts + part % op.parts) * op.words;
-    };
-    // Null if the row is left out.
-    auto put = [&](u32 from, u32 part) {
-        u32 row;
-        if (!Way::put(op, from, part / op.parts, row)) return (W*)nullptr;
-        return (W*)op.output + ((u64)row * op.parts + part % op.parts) * op.words;
-    };
-    auto show = [&](u32 n, u32 round) {
-        u32 first = (n * gridDim.x + blockIdx.x) * per;
-        for (u32 ahead = 1; ahead < peers.ranks; ahead++) {
-            u32 to = (peers.rank + ahead) % peers.ranks, end = min(first + per, Way::sent(op, peers.rank, to) * op.parts);
-            W* into = (W*)slot(peers, peers.rank, to, round);
-            for (u32 part = first + mover; part < end; part += movers) {
-                move(op, taken(to, part), into + (u64)(part - first) * op.words, lane);
-            }
-        }
-    };
-    auto own = [&]() {
-        u32 end = Way::sent(op, peers.rank, peers.rank) * op.parts;
-        for (u32 part = blockIdx.x * movers + mover; part < end; part += gridDim.x * movers) {
-            W* to = put(peers.rank, part);
-            if (to) move(op, taken(peers.rank, part), to, lane);
-        }
-    };
-    auto combine = [&](u32 n, u32 round) {
-        u32 first = (n * gridDim.x + blockIdx.x) * per;
-        if (n == 0) own();
-        for (u32 ahead = 1; ahead < peers.ranks; ahead++) {
-            u32 from = (peers.rank + ahead) % peers.ranks;
-            u32 end = min(first + per, Way::sent(op, from, peers.rank) * op.parts);
-            const W* in = (const W*)slot(peers, from, peers.rank, round);
-            for (u32 part = first + mover; part < end; part += movers) {
-                W* to = put(from, part);
-                if (to) move(op, in + (u64)(part - first) * op.words, to, lane);
-            }
-        }
-    };
-    u64 pieces = (all + per - 1) / per;
-    if (blockIdx.x >= pieces) own();
-    rounds(peers, pieces, show, combine);
+template <class Way, class W> void exchange(const Rows& op) {
+    const Peers& peers = op.peers;
+    const u32 ready = peers.rounds[blockIdx.x] + 1, done = ready + 1;
+    if (threadIdx.x < peers.ranks) *place_of(peers.windows[threadIdx.x], peers.rank) = op.at;
+    shown(peers, ready);
+    send<Way>(op, peers.rank, (W*)op.output);
+    wait(peers, ready);
+    for (u32 ahead = 1; ahead < peers.ranks; ahead++) {
+        const u32 to = (peers.rank + ahead) % peers.ranks;
+        const u64 at = load_uncached(place_of(peers.windows[peers.rank], to));
+        send<Way>(op, to, (W*)(op.areas[(at >> OFFSET_BITS) * MAX_RANKS + to] + (at & (((u64)1 << OFFSET_BITS) - 1))));
+    }
+    shown(peers, done);
+    wait(peers, done);
+    if (threadIdx.x == 0) peers.rounds[blockIdx.x] = done;
 }
 
 #define PEER_ROWS(Way, W, name)                      \

@@ -1,9 +1,10 @@
 //! Memory shared by the GPUs of one node, for the kernels of `kernels/transfers`.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, StreamOwner, handle_of, zero};
+use super::driver::{DeviceMemory, MappedMemory, PeerHandle, RawStream, StreamOwner, copy_to_device, handle_of, zero};
 use crate::{Error, Result};
 
 /// The kernels. Nothing may start early after them: see `rewrite/early_starts.rs`.
@@ -33,6 +34,10 @@ const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its
 /// lane to the stream that follows it.
 const LANES: usize = 3;
+/// Most areas of a rank that the group's other ranks reach at the same time.
+const MAX_AREAS: usize = 256;
+/// Bits of an offset in a place in areas. As in `kernels/transfers/peer_rows.cu`.
+const OFFSET_BITS: u32 = 48;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
 pub struct PeerWindow {
@@ -40,6 +45,8 @@ pub struct PeerWindow {
     memory: DeviceMemory,
     /// Of each lane and block, the number of rounds so far, as `u32`.
     rounds: DeviceMemory,
+    /// `(MAX_AREAS, MAX_RANKS)`, u64: where the areas of all ranks begin in this process.
+    areas: DeviceMemory,
     ranks: usize,
 }
 
@@ -64,6 +71,7 @@ impl PeerWindow {
         Ok(PeerWindow {
             memory: allocate(PeerWindow::bytes(ranks))?,
             rounds: allocate(LANES * MAX_BLOCKS * size_of::<u32>())?,
+            areas: allocate(MAX_AREAS * MAX_RANKS * size_of::<u64>())?,
             ranks,
         })
     }
@@ -86,13 +94,18 @@ impl PeerWindow {
     /// # Errors
     /// The driver's: the GPUs cannot reach each other, or this process may not see the others.
     pub fn connect(self: Rc<Self>, rank: usize, handles: &[PeerHandle]) -> Result<Peers> {
-        let map = |(other, handle): (usize, &PeerHandle)| match other == rank {
-            true => Ok(None),
-            false => MappedMemory::open(*handle).map(Some),
-        };
-        let mapped = handles.iter().enumerate().map(map).collect::<Result<_>>()?;
-        Ok(Peers { rank, mapped, own: self, lanes: RefCell::default() })
+        let mapped = map_others(rank, handles)?;
+        Ok(Peers { rank, mapped, own: self, lanes: RefCell::default(), reached: RefCell::default() })
     }
+}
+
+/// Maps the memory of the other ranks, by rank.
+fn map_others(rank: usize, handles: &[PeerHandle]) -> Result<Vec<Option<MappedMemory>>> {
+    let map = |(other, handle): (usize, &PeerHandle)| match other == rank {
+        true => Ok(None),
+        false => MappedMemory::open(*handle).map(Some),
+    };
+    handles.iter().enumerate().map(map).collect()
 }
 
 fn lane_bytes(ranks: usize) -> u64 {
@@ -128,6 +141,16 @@ pub struct Peers {
     own: Rc<PeerWindow>,
     /// The streams that have the lanes. A lane is free if its stream is gone.
     lanes: RefCell<Vec<Weak<StreamOwner>>>,
+    /// The areas that all ranks reach, by their number in `PeerWindow::areas`; `None` is free.
+    reached: RefCell<Vec<Option<ReachedArea>>>,
+}
+
+/// An area of this rank, and those of the others that belong to it.
+struct ReachedArea {
+    /// The addresses of this rank's.
+    own: Range<u64>,
+    /// By rank; `None` is this one.
+    _mapped: Vec<Option<MappedMemory>>,
 }
 
 impl Drop for Peers {
@@ -174,6 +197,72 @@ impl Peers {
         }
     }
 
+    /// The handle of an area's memory for the other ranks, by its address.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn handle_of(address: u64) -> Result<PeerHandle> {
+        handle_of(address)
+    }
+
+    /// Maps the areas of the other ranks that belong to this rank's, which has these addresses; `handles[rank]` is of its own
+    /// memory. Kernels of all ranks write rows into all of them. Ranks reach and leave areas in the same order.
+    ///
+    /// # Errors
+    /// The driver's; too many areas.
+    pub fn reach(&self, own: Range<u64>, handles: &[PeerHandle]) -> Result<()> {
+        let mapped = map_others(self.rank, handles)?;
+        let mut row = [0; MAX_RANKS];
+        for (start, mapped) in row.iter_mut().zip(&mapped) {
+            *start = mapped.as_ref().map_or(own.start, MappedMemory::address);
+        }
+        let mut reached = self.reached.borrow_mut();
+        let number = reached.iter().position(Option::is_none).unwrap_or(reached.len());
+        if number == MAX_AREAS {
+            let problem = format!("{MAX_AREAS} areas are shared already, and there is room for no more");
+            return Err(Error::Driver { call: "peer memory", problem });
+        }
+        copy_to_device(self.areas() + (number * size_of_val(&row)) as u64, bytemuck::cast_slice::<u64, u8>(&row))?;
+        let area = Some(ReachedArea { own, _mapped: mapped });
+        match reached.get_mut(number) {
+            Some(free) => *free = area,
+            None => reached.push(area),
+        }
+        Ok(())
+    }
+
+    /// Waits for the kernels of this rank, and unmaps the areas that belong to the one that begins at `address`. Does nothing for
+    /// an area that is not reached.
+    ///
+    /// # Errors
+    /// A failed kernel.
+    pub fn leave(&self, address: u64) -> Result<()> {
+        let streams: Vec<_> = self.lanes.borrow().iter().filter_map(Weak::upgrade).collect();
+        streams.iter().try_for_each(|stream| stream.synchronize())?;
+        let mut reached = self.reached.borrow_mut();
+        let of_area = |reached: &&mut Option<ReachedArea>| {
+            reached.as_ref().is_some_and(|reached| reached.own.start == address)
+        };
+        if let Some(of_area) = reached.iter_mut().rev().find(of_area) {
+            *of_area = None;
+        }
+        Ok(())
+    }
+
+    /// Where memory of this rank lies in the areas that all reach. `None` if the others do not reach it.
+    pub(super) fn place_in_areas(&self, address: u64, bytes: usize) -> Option<u64> {
+        let reached = self.reached.borrow();
+        let holds = |area: &ReachedArea| area.own.start <= address && address + bytes as u64 <= area.own.end;
+        let number = reached.iter().position(|area| area.as_ref().is_some_and(holds))?;
+        let start = reached[number].as_ref()?.own.start;
+        Some((number as u64) << OFFSET_BITS | (address - start))
+    }
+
+    /// The address of the table of areas.
+    pub(super) fn areas(&self) -> u64 {
+        self.own.areas.address()
+    }
+
     /// Bytes for one reader in a slot of a block.
     pub(super) fn room(&self) -> u64 {
         room(self.ranks())
@@ -199,6 +288,8 @@ mod tests {
             assert!(source.contains(&format!("static const u32 {name} = {value};")), "{name} is not {value} there");
         }
         assert!(source.contains("FLAG_WORDS = 4;"), "16 bytes between two flags");
+        let rows = include_str!("../../kernels/transfers/peer_rows.cu");
+        assert!(rows.contains(&format!("OFFSET_BITS = {OFFSET_BITS};")), "an offset has {OFFSET_BITS} bits");
     }
 
     #[test]

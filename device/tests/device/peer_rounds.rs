@@ -1,5 +1,6 @@
-//! The order in which blocks of `kernels/transfers/peers.cu` show pieces, wait and combine, tried in all ways that ranks can
-//! overtake each other: no piece is overwritten before all have combined it, and no rank waits for ever.
+//! The order in which blocks of `kernels/transfers/peers.cu` show pieces, wait and combine, and those of `peer_rows.cu`
+//! beside it write rows, tried in all ways that ranks can overtake each other: no piece is overwritten before all have
+//! combined it, no row is written into an output in use or after it is read, and no rank waits for ever.
 
 use std::collections::HashSet;
 
@@ -14,8 +15,14 @@ enum Action {
     Wait(usize),
     /// Reads the slots of all others.
     Combine(usize),
+    /// The last use of its output before that exchange of rows.
+    Use(usize),
+    /// Writes rows into the outputs of all others.
+    Put(usize),
+    /// Reads its output after that exchange.
+    Read(usize),
 }
-use Action::{Combine, Flag, Show, Wait};
+use Action::{Combine, Flag, Put, Read, Show, Use, Wait};
 
 /// The actions of a block in transfers of so many rounds each, as `rounds` in `kernels/headers/peers.cuh`.
 fn block(transfers: &[usize]) -> Vec<Action> {
@@ -33,12 +40,23 @@ fn block(transfers: &[usize]) -> Vec<Action> {
     actions
 }
 
+/// The actions of a block in so many exchanges of rows, as `exchange` in `kernels/transfers/peer_rows.cu`.
+fn rows(exchanges: usize) -> Vec<Action> {
+    let one = |n: usize| {
+        let (ready, done) = (2 * n - 1, 2 * n);
+        [Use(n), Flag(ready), Wait(ready), Put(n), Flag(done), Wait(done), Read(n)]
+    };
+    (1..=exchanges).flat_map(one).collect()
+}
+
 /// Tries all orders of the ranks' `actions`. Fails with a description of the mistake.
 fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usize, String> {
     let last = |done: usize, of: fn(&Action) -> Option<usize>| actions[..done].iter().filter_map(of).next_back();
     let flagged = |done| last(done, |action| if let Flag(round) = action { Some(*round) } else { None }).unwrap_or(0);
     let combined =
         |done| last(done, |action| if let Combine(round) = action { Some(*round) } else { None }).unwrap_or(0);
+    let used = |done| last(done, |action| if let Use(n) = action { Some(*n) } else { None }).unwrap_or(0);
+    let put = |done| last(done, |action| if let Put(n) = action { Some(*n) } else { None }).unwrap_or(0);
     let shown = |done: usize, slot: usize| {
         let mut of_slot = actions[..done].iter().filter_map(|action| match action {
             Show(round) if round % slots == slot => Some(*round),
@@ -61,6 +79,12 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
                 }
                 Combine(round) if others().any(|other| shown(other, round % slots) != round) => {
                     return Err(format!("rank {rank} reads another round than {round} in {state:?}"));
+                }
+                Put(n) if others().any(|other| used(other) < n) => {
+                    return Err(format!("rank {rank} writes rows into an output in use in {state:?}"));
+                }
+                Read(n) if others().any(|other| put(other) < n) => {
+                    return Err(format!("rank {rank} reads an output that is not whole in {state:?}"));
                 }
                 Wait(round) if others().any(|other| flagged(other) < round) => continue,
                 _ => {}
@@ -96,4 +120,21 @@ fn no_piece_is_overwritten_before_it_is_combined_and_no_rank_waits_for_ever() {
 fn with_a_slot_less_a_piece_would_be_overwritten() {
     let problem = try_all_orders(2, &block(&[6]), slots_of_the_kernel() - 1).unwrap_err();
     assert!(problem.contains("overwrites a piece"), "{problem}");
+}
+
+#[test]
+fn rows_are_written_into_no_output_in_use_and_read_when_all_are_there() {
+    for (ranks, exchanges) in [(2, 6), (3, 3), (4, 2)] {
+        let states = try_all_orders(ranks, &rows(exchanges), 0).unwrap_or_else(|problem| panic!("{problem}"));
+        assert!(states > 100, "only {states} states of {ranks} ranks");
+    }
+}
+
+#[test]
+fn without_either_wait_an_exchange_of_rows_would_be_wrong() {
+    let without = |round| rows(2).into_iter().filter(|action| *action != Wait(round)).collect::<Vec<_>>();
+    for (round, problem) in [(3, "an output in use"), (4, "not whole")] {
+        let found = try_all_orders(2, &without(round), 0).unwrap_err();
+        assert!(found.contains(problem), "{found}");
+    }
 }

@@ -54,16 +54,18 @@ fn random_exchanges_of_rows_between_2_to_8_ranks_are_right() {
 }
 
 #[test]
-fn kernels_that_read_the_slot_of_another_round_are_found() {
-    for (program, from) in [("sums.cpp", "op.peers"), ("rows.cpp", "peers")] {
-        let slot = |round: &str| match program {
-            "sums.cpp" => format!("slot(op, from, {from}.rank, {round})"),
-            _ => format!("slot({from}, from, {from}.rank, {round})"),
-        };
-        let wrong = |source: &str| source.replace(&slot("round"), &slot("round + 1"));
-        assert!(wrong(SUMS) != SUMS || wrong(ROWS) != ROWS);
+fn kernels_with_a_fault_are_found() {
+    for (program, right, wrong) in [
+        ("sums.cpp", "slot(op, from, op.peers.rank, round)", "slot(op, from, op.peers.rank, round + 1)"),
+        ("rows.cpp", "from < op.peers.rank ?", "from <= op.peers.rank ?"),
+        ("rows.cpp", "MAX_RANKS + to]", "MAX_RANKS + peers.rank]"),
+        ("rows.cpp", "place_of(peers.windows[peers.rank], to)", "place_of(peers.windows[to], peers.rank)"),
+        ("rows.cpp", "lane < here", "lane < 1"),
+    ] {
+        assert!(SUMS.contains(right) || ROWS.contains(right), "{right}");
+        let faulty = |source: &str| source.replace(right, wrong);
         let folder = tempfile::tempdir().unwrap();
-        build(folder.path(), program, &wrong(SUMS), &wrong(ROWS));
-        assert!(!transfer(folder.path(), 2).1, "{program}");
+        build(folder.path(), program, &faulty(SUMS), &faulty(ROWS));
+        assert!(!transfer(folder.path(), 2).1, "{program}: {wrong}");
     }
 }

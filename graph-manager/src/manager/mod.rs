@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use device::{Area, Event, Home, Snapshot, Stream};
+use device::{Area, Communicator, Event, Home, SharedArea, Snapshot, Stream};
 
 use crate::error::{Error, Result};
 use crate::keys::{StepKey, step_key};
@@ -26,6 +26,9 @@ pub(crate) use state::{Captured, State};
 pub struct CudaGraphManager<P: Policy> {
     // Fields drop in order: graphs before the memory they point into.
     pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
+    pub(crate) shared: Vec<Shared>,
+    /// Whether all areas that must be shared are.
+    pub(crate) all_shared: bool,
     pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
     /// For waits between queues.
     pub(crate) events: Vec<Event>,
@@ -44,6 +47,14 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) forgotten: Forgotten,
     /// Called before the first capture of each mode and plan, and before that of a rehearsal.
     pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
+}
+
+/// An area that the ranks of a communicator share: their GPUs write rows into it.
+pub(crate) struct Shared {
+    area: AreaKind,
+    with: Rc<dyn Communicator>,
+    /// `None` if no other GPU does.
+    _held: Option<SharedArea>,
 }
 
 impl<P: Policy> CudaGraphManager<P> {
@@ -70,6 +81,8 @@ impl<P: Policy> CudaGraphManager<P> {
         }
         Ok(CudaGraphManager {
             states: BTreeMap::new(),
+            shared: Vec::new(),
+            all_shared: true,
             areas: BTreeMap::new(),
             events: Vec::new(),
             protected: None,
@@ -201,6 +214,7 @@ impl<P: Policy> CudaGraphManager<P> {
         if !self.areas.iter().all(|(kind, area)| fits(kind, area)) {
             self.pool.compute().synchronize()?;
             self.states.values_mut().for_each(State::forget_graphs);
+            self.shared.retain(|shared| self.areas.get(&shared.area).is_some_and(|area| fits(&shared.area, area)));
             self.areas.retain(|kind, area| fits(kind, area));
         }
         for (kind, bytes) in planned {
@@ -219,6 +233,25 @@ impl<P: Policy> CudaGraphManager<P> {
             self.areas.insert(kind, area);
         }
         self.states.values_mut().for_each(|state| state.bindings.clear());
+        self.all_shared = false;
+        Ok(())
+    }
+
+    /// Shares the areas with the ranks that this one exchanges rows with, unless it was done. It comes with a step, which all
+    /// of them begin: a rank may record steps and allocate memory before the others do.
+    pub(crate) fn share(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.all_shared, true) {
+            return Ok(());
+        }
+        let programs = self.states.values().flat_map(|state| state.programs.values());
+        for with in programs.flat_map(|program| program.communicators_of_rows()) {
+            for (&kind, area) in self.areas.iter().filter(|(kind, _)| kind.home() == Home::Device) {
+                if !self.shared.iter().any(|shared| shared.area == kind && Rc::ptr_eq(&shared.with, with)) {
+                    let _held = with.share(area)?;
+                    self.shared.push(Shared { area: kind, with: with.clone(), _held });
+                }
+            }
+        }
         Ok(())
     }
 
@@ -293,6 +326,7 @@ impl<P: Policy> CudaGraphManager<P> {
     pub fn reset(&mut self) -> Result<()> {
         self.pool.compute().synchronize()?;
         self.states.clear();
+        self.shared.clear();
         self.areas.clear();
         Ok(())
     }

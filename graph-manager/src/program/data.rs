@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{BufferId, DType, Home, Op, Shape, StreamId, Tensor};
+use device::ops::CollectiveKind;
+use device::{BufferId, Communicator, DType, Home, Op, Shape, StreamId, Tensor};
 
 use super::body::{Body, Entry, Item, Work};
 use super::lifetime::Lifetime;
@@ -295,6 +296,20 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         let body = &self.bodies[held.body as usize];
         let Item::Entry(entry) = &body.items[item as usize] else { unreachable!("an action names an entry") };
         (entry, held.table, (item < body.inputs).then_some(item as usize))
+    }
+
+    /// The communicators of rows that GPUs write into each other's memory, in the order of their first transfers.
+    pub(crate) fn communicators_of_rows(&self) -> Vec<&Rc<dyn Communicator>> {
+        let mut found: Vec<&Rc<dyn Communicator>> = Vec::new();
+        for item in self.bodies.iter().flat_map(|body| &body.items) {
+            let Item::Entry(Entry { work: Work::Op(op), .. }) = item else { continue };
+            let Op::Collective(transfer) = &**op else { continue };
+            let is_new = !found.iter().any(|known| Rc::ptr_eq(known, &transfer.communicator));
+            if is_new && matches!(transfer.kind, CollectiveKind::Rows(_)) {
+                found.push(&transfer.communicator);
+            }
+        }
+        found
     }
 
     /// The operations of a visit and of those inside it.

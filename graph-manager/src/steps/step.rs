@@ -73,6 +73,7 @@ impl<P: Policy> CudaGraphManager<P> {
             self.record(mode, microbatches, code)?;
         }
         self.make_room(key)?;
+        self.share()?;
         self.steps += 1;
         self.state_mut(key).last_used = self.steps;
         Ok(key)

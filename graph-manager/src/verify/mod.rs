@@ -130,12 +130,14 @@ impl<P: Policy> CudaGraphManager<P> {
     ) -> Result<Verified> {
         let device = self.pool.device().clone();
         let program = self.states[&key].programs[&microbatches].clone();
-        let (_areas, apart) = match how.memory {
+        let (_areas, _shared, apart) = match how.memory {
             EagerMemory::Apart => {
                 let (areas, binding) = Binding::apart(&device, &program)?;
-                (Some(areas), Some(Rc::new(binding)))
+                let with = program.communicators_of_rows().into_iter();
+                let shared = with.map(|with| with.share(&areas[0])).collect::<device::Result<Vec<_>>>()?;
+                (Some(areas), shared, Some(Rc::new(binding)))
             }
-            EagerMemory::Shared => (None, None),
+            EagerMemory::Shared => (None, Vec::new(), None),
         };
         let planned = self.binding(key, microbatches);
         let results = match looks {

@@ -52,16 +52,16 @@ impl KernelOperation for PlaceRows {
 kernel_struct! {
     /// `Rows` of `kernels/transfers/peer_rows.cu`.
     RowsArgs {
-        u64: input, output, offsets, places, pairs;
+        u64: input, output, offsets, places, pairs, areas, at;
         PeersArgs: peers;
-        u32: experts, choices, words, parts, lanes, bound;
+        u32: experts, choices, words, lanes, bound, padding;
     }
 }
 
 /// See [`RowsOfRanks`].
 ///
 /// # Errors
-/// Rows that have no equal parts that fit a slot; the driver's.
+/// An output that the other ranks do not reach; the driver's.
 pub(in crate::cuda::ops) fn exchange_rows(
     op: &Collective,
     rows: &RowsOfRanks,
@@ -70,16 +70,14 @@ pub(in crate::cuda::ops) fn exchange_rows(
     queue: &Queue<'_>,
 ) -> Result<()> {
     let (input, output) = (op.input, op.output);
+    let Some(at) = peers.place_in_areas(output.address, output.bytes()) else {
+        let problem = "the other ranks do not reach the output. Fix: share the area with them (Communicator::share)";
+        return Err(Error::operation(rows.name(), problem));
+    };
     let line = RowsOfRanks::line(&input);
     let wide = line.is_multiple_of(16) && [input, output].iter().all(|tensor| tensor.address.is_multiple_of(16));
     let word = if wide { 16 } else { 4 };
-    // Equal parts of a row that fit a slot. All ranks cut rows alike, whatever their addresses.
-    let unit = if line.is_multiple_of(16) { 16 } else { 4 };
-    let fits = |parts: &usize| (line / unit).is_multiple_of(*parts) && (line / parts) as u64 <= peers.room();
-    let Some(parts) = (1..=line / unit).find(fits) else {
-        return Err(Error::operation(rows.name(), format!("rows of {line} bytes have no parts")));
-    };
-    let words = line / word / parts;
+    let words = line / word;
     let (way, choices) = match rows.way {
         RowsWay::ToExperts => ("experts", rows.pairs.elements() / input.shape.rows()),
         RowsWay::ToTokens => ("tokens", 1),
@@ -90,13 +88,15 @@ pub(in crate::cuda::ops) fn exchange_rows(
         offsets: rows.offsets.address,
         places: rows.places.address,
         pairs: rows.pairs.address,
-        peers: peers.args(lane, peers.room()),
+        areas: peers.areas(),
+        at,
+        peers: peers.args(lane, 0),
         experts: rows.experts() as u32,
         choices: choices as u32,
         words: words as u32,
-        parts: parts as u32,
         lanes: words.next_power_of_two().min(32) as u32,
         bound: rows.bound(&input, &output) as u32,
+        padding: 0,
     };
     queue.launch_block(&format!("peer_rows_to_{way}_by_{word}"), Grid::line(blocks(&output), THREADS), &block)
 }

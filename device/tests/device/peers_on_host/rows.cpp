@@ -1,11 +1,12 @@
 // Random exchanges of rows between ranks by the kernels of kernels/transfers/peer_rows.cu. Prints the number of rows that are wrong.
-#include "peer_rows.cu"
+#include "common.cuh"
+#include "system.cuh"
 #include "on_ranks.h"
+#include "peer_rows.cu"
 
 #include <cstdio>
 #include <cstdlib>
 
-static const u32 ROOM = 256;
 static const int EXCHANGES = 40;
 
 // A rank's pairs, sorted by the experts of all ranks.
@@ -27,14 +28,14 @@ static Sorted sorted(const std::vector<int>& chosen, int experts) {
 
 int main(int, char** arguments) {
     u32 ranks = atoi(arguments[1]);
-    u64 window_bytes = MAX_BLOCKS * MAX_RANKS * FLAG_WORDS * 4 + (u64)SLOTS * MAX_BLOCKS * (ranks - 1) * ROOM;
+    u64 window_bytes = MAX_BLOCKS * MAX_RANKS * FLAG_WORDS * 4;
     std::vector<std::vector<u8>> windows(ranks, std::vector<u8>(window_bytes));
     std::vector<std::vector<u32>> rounds(ranks, std::vector<u32>(MAX_BLOCKS));
     long wrong = 0, rows = 0;
     for (int turn = 0; turn < EXCHANGES; turn++) {
         u32 experts = 1 + rand() % 4, all = experts * ranks, tokens = 1 + rand() % 9, k = 1 + rand() % 3;
         bool wide = rand() % 2;
-        u32 words = 1 + rand() % (wide ? 8 : 40), parts = 1 + rand() % 3, size = wide ? 4 : 1, line = words * parts * size;
+        u32 words = 1 + rand() % (wide ? 24 : 90), size = wide ? 4 : 1, line = words * size;
         u32 lanes = 1 << rand() % 4, blocks = 1 + rand() % 3, count = tokens * k;
         std::vector<Sorted> of(ranks);
         std::vector<std::vector<int>> chosen(ranks);
@@ -65,19 +66,28 @@ int main(int, char** arguments) {
             for (u32 i = 0; i < tokens * line; i++) input[rank].push_back(value(rank, i / line, i % line));
             here[rank].assign(bound * line, 7), back[rank].assign(count * line, 7);
         }
+        // Each rank's output lies elsewhere in its second area.
+        u64 areas[2 * MAX_RANKS] = {};
+        auto offset = [](u32 rank) { return (u64)(rank + 1) * 64; };
         auto op = [&](u32 rank, const std::vector<u32>& from, std::vector<u32>& to) {
             Rows op = {};
             op.input = (const u8*)from.data(), op.output = (u8*)to.data();
             op.offsets = offsets.data(), op.places = places[rank].data(), op.pairs = of[rank].pairs.data();
             op.peers.rounds = rounds[rank].data();
             for (u32 other = 0; other < ranks; other++) op.peers.windows[other] = windows[other].data();
-            op.peers.ranks = ranks, op.peers.rank = rank, op.peers.piece = op.peers.room = ROOM;
-            op.experts = experts, op.choices = k, op.words = words, op.parts = parts, op.lanes = lanes, op.bound = bound;
+            op.peers.ranks = ranks, op.peers.rank = rank;
+            op.areas = areas, op.at = ((u64)1 << OFFSET_BITS) + offset(rank);
+            op.experts = experts, op.choices = k, op.words = words, op.lanes = lanes, op.bound = bound;
             return op;
         };
         auto to_experts = wide ? peer_rows_to_experts_by_16 : peer_rows_to_experts_by_4;
         auto to_tokens = wide ? peer_rows_to_tokens_by_16 : peer_rows_to_tokens_by_4;
+        auto share = [&](std::vector<std::vector<u32>>& outputs) {
+            for (u32 rank = 0; rank < ranks; rank++) areas[MAX_RANKS + rank] = (u64)outputs[rank].data() - offset(rank);
+        };
+        share(here);
         on_ranks(ranks, blocks, [&](u32 rank) { to_experts(op(rank, input[rank], here[rank])); });
+        share(back);
         on_ranks(ranks, blocks, [&](u32 rank) { to_tokens(op(rank, here[rank], back[rank])); });
         for (u32 rank = 0; rank < ranks; rank++) {
             for (u32 row = 0; row < bound; row++) {

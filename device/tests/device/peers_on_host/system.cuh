@@ -4,6 +4,7 @@
 
 inline uint4 load_uncached(const uint4* from) { return *from; }
 inline u32 load_uncached(const u32* from) { return *from; }
+inline u64 load_uncached(const u64* from) { return *from; }
 
 inline void store_release(u32* to, u32 value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
 
