@@ -48,6 +48,10 @@ use crate::run::{auto_scope, run_folder};
 /// The most columns of a plan that is not printed on a terminal.
 const PLAN_COLUMNS: usize = 100;
 
+/// A step whose submission takes longer than this is waited for before the next one. Its launches fill the driver's queue,
+/// so the host waits for the device in any case. The console would be a whole step late.
+const LONG_SUBMISSION: Duration = Duration::from_secs(2);
+
 /// Trains as planned, on data that [`source()`](crate::run::source::source) opened, and evaluates on further
 /// [sets](crate::run::source::validation_sets). `files` are the [files](crate::run::set_up::source_files) of the model that a
 /// new run begins with; only rank 0's are used. Returns `None` if nothing was trained: in a dry run, or if the run already has
@@ -239,6 +243,9 @@ impl<'r> Trainer<'r> {
             self.train_step()?;
             let best = self.evaluate_if_due()?;
             self.write_samples_if_due()?;
+            if self.in_flight.as_ref().is_some_and(|step| step.host > LONG_SUBMISSION) {
+                self.report_in_flight()?;
+            }
             let new = self.session.saved()?;
             self.prune(new);
             let stop = self.stops();
@@ -270,8 +277,7 @@ impl<'r> Trainer<'r> {
         Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, counts) })
     }
 
-    /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device,
-    /// and never waits for the step that it has just submitted.
+    /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device.
     fn train_step(&mut self) -> Result<(), RunError> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
