@@ -115,8 +115,8 @@ impl Trace {
         };
         let operation = |event: TraceEvent| {
             let start = base + event.ts / 1e3;
-            let kernel = event.args["kernel"].as_str().unwrap_or_default();
-            let kind = if is_transfer(&event.name, kernel) { Kind::Transfer } else { Kind::of_region(&event.name) };
+            let is_transfer = is_transfer(&event.name, |detail| event.args[detail].as_str());
+            let kind = if is_transfer { Kind::Transfer } else { Kind::of_region(&event.name) };
             let microbatch = number_after(&event.name, "microbatch ");
             Operation { kind, microbatch, start, end: start + event.dur / 1e3, name: event.name }
         };
@@ -140,10 +140,11 @@ impl Trace {
     }
 }
 
-/// Whether a span is a transfer between ranks, by its name and its kernel's.
-pub(crate) fn is_transfer(name: &str, kernel: &str) -> bool {
+/// Whether a span is a transfer between ranks, or to or from the host's memory, by its name and its details.
+pub(crate) fn is_transfer<'d>(name: &str, detail: impl Fn(&str) -> Option<&'d str>) -> bool {
     let operation = name.rsplit('/').next().unwrap_or_default();
-    TRANSFERS.contains(&operation) || kernel.to_lowercase().contains("nccl")
+    let is_nccl = || detail("kernel").is_some_and(|kernel| kernel.to_lowercase().contains("nccl"));
+    TRANSFERS.contains(&operation) || is_nccl() || detail("way").is_some()
 }
 
 /// The number that follows `word`.

@@ -42,7 +42,7 @@ pub struct Activity {
     pub kernels: f64,
     /// Kernels shorter than 50 us.
     pub short_kernels: f64,
-    /// Milliseconds with a transfer between ranks under way.
+    /// Milliseconds with a transfer between ranks, or to or from the host's memory, under way.
     pub transfers_ms: f64,
     /// Milliseconds with nothing but transfers under way.
     pub exposed_ms: f64,
@@ -77,7 +77,7 @@ impl Activity {
 }
 
 fn is_transfer_span(span: &Span) -> bool {
-    is_transfer(&span.name, span.detail("kernel").unwrap_or_default())
+    is_transfer(&span.name, |detail| span.detail(detail))
 }
 
 /// The times with at least one of the intervals under way, from and to in nanoseconds.
@@ -116,11 +116,12 @@ pub(super) mod tests {
             kernel("forward of layer 1, microbatch 0/all_reduce", 100, 130, 2),
             kernel("forward of layer 1, microbatch 0/norm", 120, 125, 3),
             kernel("forward of layer 2, microbatch 0/gemm", 133, 233, 4),
+            Span { details: vec![("way", "to the host".into())], ..kernel("forward of layer 2, microbatch 0/copy", 230, 243, 5) },
             host,
         ];
         let activity = Activity::of(&Timeline { began_ns: 0, spans }, 1);
-        assert_eq!((activity.busy_ms, activity.kernels, activity.short_kernels), (0.22, 4.0, 2.0));
-        assert_eq!((activity.transfers_ms, activity.exposed_ms), (0.03, 0.015));
+        assert_eq!((activity.busy_ms, activity.kernels, activity.short_kernels), (0.23, 5.0, 3.0));
+        assert_eq!((activity.transfers_ms, activity.exposed_ms), (0.043, 0.025));
         assert_eq!(activity.gaps.0, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(activity.kernel_times.0, [0, 0, 1, 0, 1, 0, 2, 0, 0, 0]);
     }

@@ -77,7 +77,7 @@ pub fn totals(timeline: &Timeline, steps: usize, peaks: Option<&Peaks>, tf32: bo
             mean_ms: milliseconds / sum.submissions.len() as f64,
             host_ms: sum.host_ns as f64 / 1e6 / steps as f64,
             share: sum.nanoseconds as f64 / all.max(1) as f64,
-            of_limit: of_limit.filter(|_| !is_transfer(name, "")),
+            of_limit: of_limit.filter(|_| !is_transfer(name, |_| None)),
             limited_by_flops: limit.is_some_and(|(flops, bytes)| flops > bytes),
         }
     };

@@ -30,7 +30,8 @@ pub(super) enum Record {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Work {
     Kernel { symbol: String, grid: [i32; 3], block: [i32; 3] },
-    Copy { bytes: u64 },
+    /// `way` says which one if an end lies in the host's memory.
+    Copy { bytes: u64, way: Option<&'static str> },
     Set { bytes: u64 },
 }
 
@@ -89,6 +90,16 @@ unsafe extern "C" fn buffer_completed(context: CUcontext, stream: u32, buffer: *
     all.1 += lost;
 }
 
+/// The way of a copy that has an end in the host's memory.
+fn way(kind: u8) -> Option<&'static str> {
+    use sys::CUpti_ActivityMemcpyKind as Kind;
+    match u32::from(kind) {
+        kind if kind == Kind::CUPTI_ACTIVITY_MEMCPY_KIND_HTOD as u32 => Some("from the host"),
+        kind if kind == Kind::CUPTI_ACTIVITY_MEMCPY_KIND_DTOH as u32 => Some("to the host"),
+        _ => None,
+    }
+}
+
 /// A record. `None` if it is of another kind than those asked for.
 ///
 /// # Safety
@@ -134,7 +145,7 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
             }
             COPY => {
                 let copy = record.cast::<sys::CUpti_ActivityMemcpy5>();
-                work!(copy, Work::Copy { bytes: field!(copy.bytes) })
+                work!(copy, Work::Copy { bytes: field!(copy.bytes), way: way(field!(copy.copyKind)) })
             }
             SET => {
                 let set = record.cast::<sys::CUpti_ActivityMemset4>();
@@ -175,7 +186,7 @@ mod tests {
         }
         same!(CUpti_ActivityKernel9, CUpti_ActivityKernel10: kind name gridX gridY gridZ blockX blockY blockZ start end
             streamId correlationId graphNodeId);
-        same!(CUpti_ActivityMemcpy5, CUpti_ActivityMemcpy6: kind bytes start end streamId correlationId graphNodeId);
+        same!(CUpti_ActivityMemcpy5, CUpti_ActivityMemcpy6: kind copyKind bytes start end streamId correlationId graphNodeId);
     }
 
     #[test]

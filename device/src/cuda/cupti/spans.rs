@@ -120,8 +120,9 @@ fn work(
             details.push(("block", format!("{block:?}")));
             ("kernel", symbol.as_str())
         }
-        Work::Copy { bytes } => {
+        Work::Copy { bytes, way } => {
             details.push(("copied", bytes.to_string()));
+            details.extend(way.map(|way| ("way", way.to_string())));
             ("copy", "copy")
         }
         Work::Set { bytes } => {
