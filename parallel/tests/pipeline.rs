@@ -194,7 +194,7 @@ fn a_number_of_microbatches_that_would_have_stages_wait_forever_has_no_tasks() {
 /// after).
 fn neighbours(mesh: Mesh, placement: Placement) -> Vec<(Option<f32>, Option<f32>)> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(mesh.ranks(), Duration::from_secs(600))
+        let threads: Vec<_> = ThreadWorld::ranks(mesh.ranks(), Duration::from_secs(240))
             .into_iter()
             .map(|rank| {
                 scope.spawn(move || {

@@ -35,7 +35,7 @@ fn launches(place: &ThreadRank) -> Vec<Reached> {
 #[test]
 fn a_launched_graph_leaves_its_marks_and_ranks_number_their_transfers_alike() {
     let reached: Vec<Vec<Reached>> = std::thread::scope(|scope| {
-        let places = ThreadWorld::ranks(2, Duration::from_secs(600)).into_iter();
+        let places = ThreadWorld::ranks(2, Duration::from_secs(240)).into_iter();
         let threads: Vec<_> = places.map(|place| scope.spawn(move || launches(&place))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });

@@ -116,7 +116,7 @@ fn rows_go_to_the_places_of_their_experts_and_come_back() {
     for ranks in 1..=4 {
         for bound in [ranks * TOKENS * K, 4] {
             std::thread::scope(|scope| {
-                for place in ThreadWorld::ranks(ranks, Duration::from_secs(600)) {
+                for place in ThreadWorld::ranks(ranks, Duration::from_secs(240)) {
                     scope.spawn(move || round_trip(place, ranks, bound));
                 }
             });

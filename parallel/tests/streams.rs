@@ -12,7 +12,7 @@ const RANKS: usize = 2;
 fn on_ranks(rank: impl Fn(&Device, std::rc::Rc<dyn Communicator>) + Sync) {
     let rank = &rank;
     std::thread::scope(|scope| {
-        for place in ThreadWorld::ranks(RANKS, Duration::from_secs(600)) {
+        for place in ThreadWorld::ranks(RANKS, Duration::from_secs(240)) {
             scope.spawn(move || {
                 let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
                 rank(&device, place.communicator("tensor"));

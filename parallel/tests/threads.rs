@@ -20,7 +20,7 @@ fn on_ranks<R: std::marker::Send>(size: usize, timeout: Duration, rank: impl Fn(
     })
 }
 
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_secs(240);
 
 /// Does an in-place transfer of `length` ones to its end; the error in words, if there is one.
 fn transfer(group: &dyn Communicator, kind: CollectiveKind, length: usize) -> Option<String> {

@@ -69,7 +69,7 @@ pub fn arguments(folder: &Path, flags: &str) -> Vec<String> {
 }
 
 /// How long a condition may take to come true. A run that hangs fails its test; a busy machine does not.
-pub const LIMIT: Duration = Duration::from_secs(600);
+pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// Waits until `condition` has a value.
 pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {

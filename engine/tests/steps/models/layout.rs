@@ -115,7 +115,7 @@ impl Layout {
     pub fn on_ranks<T: Send>(&self, run: impl Fn() -> Run + Sync, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
         let (run, work) = (&run, &work);
         std::thread::scope(|scope| {
-            let threads: Vec<_> = ThreadWorld::ranks(self.ranks(), Duration::from_secs(600))
+            let threads: Vec<_> = ThreadWorld::ranks(self.ranks(), Duration::from_secs(240))
                 .into_iter()
                 .map(|rank| if self.moves_rows { rank.moving_rows() } else { rank })
                 .map(|rank| scope.spawn(move || work(self.part_of(&rank, run()))))
