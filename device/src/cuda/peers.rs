@@ -240,9 +240,8 @@ impl Peers {
         let streams: Vec<_> = self.lanes.borrow().iter().filter_map(Weak::upgrade).collect();
         streams.iter().try_for_each(|stream| stream.synchronize())?;
         let mut reached = self.reached.borrow_mut();
-        let of_area = |reached: &&mut Option<ReachedArea>| {
-            reached.as_ref().is_some_and(|reached| reached.own.start == address)
-        };
+        let of_area =
+            |reached: &&mut Option<ReachedArea>| reached.as_ref().is_some_and(|reached| reached.own.start == address);
         if let Some(of_area) = reached.iter_mut().rev().find(of_area) {
             *of_area = None;
         }

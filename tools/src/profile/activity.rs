@@ -116,7 +116,10 @@ pub(super) mod tests {
             kernel("forward of layer 1, microbatch 0/all_reduce", 100, 130, 2),
             kernel("forward of layer 1, microbatch 0/norm", 120, 125, 3),
             kernel("forward of layer 2, microbatch 0/gemm", 133, 233, 4),
-            Span { details: vec![("way", "to the host".into())], ..kernel("forward of layer 2, microbatch 0/copy", 230, 243, 5) },
+            Span {
+                details: vec![("way", "to the host".into())],
+                ..kernel("forward of layer 2, microbatch 0/copy", 230, 243, 5)
+            },
             host,
         ];
         let activity = Activity::of(&Timeline { began_ns: 0, spans }, 1);

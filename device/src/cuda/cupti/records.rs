@@ -29,10 +29,19 @@ pub(super) enum Record {
 /// A piece of work of the GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Work {
-    Kernel { symbol: String, grid: [i32; 3], block: [i32; 3] },
+    Kernel {
+        symbol: String,
+        grid: [i32; 3],
+        block: [i32; 3],
+    },
     /// `way` says which one if an end lies in the host's memory.
-    Copy { bytes: u64, way: Option<&'static str> },
-    Set { bytes: u64 },
+    Copy {
+        bytes: u64,
+        way: Option<&'static str>,
+    },
+    Set {
+        bytes: u64,
+    },
 }
 
 /// Bytes of a buffer, and its alignment.

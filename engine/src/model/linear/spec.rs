@@ -1,7 +1,8 @@
 //! A linear layer before it has memory.
 
+use super::Linear;
 use super::adapter::AdapterSpec;
-use super::{Linear, gathers_8_bits};
+use super::operands::gathers_8_bits;
 use crate::fp8::Fp8;
 use crate::model::builder::LayerBuilder;
 use crate::model::tensor_parallel::{Packed, TensorParallel};
