@@ -14,7 +14,7 @@ pub fn one_line(text: &str) -> String {
     format!("{} ... ({} more characters)", escaped(&text[..end], |_| false), all - LONGEST)
 }
 
-/// The text with its line breaks and tabs. All else that a terminal would act on is escaped.
+/// The text with its line breaks and tabs. All else that a terminal would act on is escaped: what a page should not hold either.
 pub fn for_terminal(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }
@@ -45,23 +45,6 @@ pub fn toml_string(text: &str) -> String {
 pub fn toml_strings(texts: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let each: Vec<String> = texts.into_iter().map(|text| toml_string(text.as_ref())).collect();
     format!("[{}]", each.join(", "))
-}
-
-/// The text as HTML and SVG show it, between tags or in an attribute's double quotes.
-pub fn html(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => shown.push_str("&amp;"),
-            '<' => shown.push_str("&lt;"),
-            '>' => shown.push_str("&gt;"),
-            '"' => shown.push_str("&quot;"),
-            '\n' | '\t' => shown.push(character),
-            _ if needs_escape(character) => shown.extend(character.escape_default()),
-            _ => shown.push(character),
-        }
-    }
-    shown
 }
 
 fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
@@ -107,11 +90,6 @@ mod tests {
         assert_eq!(toml_string("a\u{1b}\"\\\n\u{202e}é'\u{7f}"), r#""a\u001B\"\\\u000A\u202Eé'\u007F""#);
         assert_eq!(toml_string("\u{feff}\u{e0041}"), r#""\uFEFF\U000E0041""#);
         assert_eq!(toml_strings(["a", "\u{2028}"]), r#"["a", "\u2028"]"#);
-    }
-
-    #[test]
-    fn no_text_is_a_tag_or_ends_an_attribute() {
-        assert_eq!(html("<b a=\"x\">&amp;\n\0é"), "&lt;b a=&quot;x&quot;&gt;&amp;amp;\n\\u{0}é");
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use maud::{Markup, html};
 use serde_json::{Value, json};
 use trainer::config::ModelKind;
 
-use super::html::{figure, number, section, table};
+use super::html::{figure, number, table};
 use super::metrics::Row;
 use super::run::Run;
 
@@ -91,42 +92,50 @@ fn points(curve: &Curve, run: &Run) -> Vec<Point> {
     all.filter(|(_, value)| curve.presence != Sparse || value.is_some()).collect()
 }
 
-/// The controls of all curves.
-const CONTROLS: &str = "<p class=\"controls\"><label>Along <select id=\"along\"><option value=\"step\">steps</option>\
-                        <option value=\"tokens\">tokens</option><option value=\"time\">time</option></select></label> \
-                        <label>Smooth <input type=\"range\" id=\"smooth\" min=\"0\" max=\"0.99\" step=\"0.01\" value=\"0\"></label> \
-                        <label><input type=\"checkbox\" id=\"log\"> Logarithmic</label></p>\n";
-
-pub(crate) fn curves(runs: &[Run]) -> String {
-    let hint = "<p>Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it \
-                larger; a double click or Escape shows all. A click on a run in a legend hides it. \
-                Smoothed values are means in which later steps count more, and the values themselves are drawn behind them. \
-                Validation losses stay as they are. Only curves above 0 have a logarithmic axis.</p>\n";
-    section("curves", "Curves", &format!("{hint}{CONTROLS}{}", figures(&CURVES, runs)))
+pub(crate) fn curves(runs: &[Run]) -> Markup {
+    html! {
+        p {
+            "Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it larger; "
+            "a double click or Escape shows all. A click on a run in a legend hides it. Smoothed values are means in which later "
+            "steps count more, and the values themselves are drawn behind them. Validation losses stay as they are. Only curves "
+            "above 0 have a logarithmic axis."
+        }
+        p class="controls" {
+            label {
+                "Along "
+                select id="along" {
+                    @for (value, name) in [("step", "steps"), ("tokens", "tokens"), ("time", "time")] {
+                        option value=(value) { (name) }
+                    }
+                }
+            }
+            " " label { "Smooth " input type="range" id="smooth" min="0" max="0.99" step="0.01" value="0"; }
+            " " label { input type="checkbox" id="log"; " Logarithmic" }
+        }
+        (figures(&CURVES, runs))
+    }
 }
 
 /// The curves about loads of experts; empty if no run has any.
-pub(crate) fn of_experts(runs: &[Run]) -> String {
+pub(crate) fn of_experts(runs: &[Run]) -> Markup {
     figures(&EXPERTS, runs)
 }
 
-fn figures(curves: &'static [Curve], runs: &[Run]) -> String {
+fn figures(curves: &'static [Curve], runs: &[Run]) -> Markup {
     let one = |curve: &Curve| {
-        let drawing = format!(
-            "<h3>{0}</h3>\n<div class=\"curve\" data-curve=\"{1}\"{2} role=\"group\" tabindex=\"0\" aria-label=\"{0} by step; left and right arrows \
-             walk through the steps\"></div>",
-            curve.title,
-            curve.id,
-            if curve.presence == Sparse { " data-sparse" } else { "" }
-        );
-        figure(curve.id, &drawing, curve.caption, &numbers(curve, runs))
+        let Curve { id, title, caption, presence, .. } = *curve;
+        let label = format!("{title} by step; left and right arrows walk through the steps");
+        let drawing = html! {
+            h3 { (title) }
+            div class="curve" data-curve=(id) data-sparse[presence == Sparse] role="group" tabindex="0" aria-label=(label) {}
+        };
+        figure(id, &drawing, caption, &numbers(curve, runs))
     };
-    let figures: String = shown(curves, runs).map(one).collect();
-    format!("<div class=\"grid\">\n{figures}</div>\n")
+    html! { div class="grid" { @for curve in shown(curves, runs) { (one(curve)) } } }
 }
 
 /// The curve in a table: its lowest and highest value, and some steps.
-fn numbers(curve: &Curve, runs: &[Run]) -> String {
+fn numbers(curve: &Curve, runs: &[Run]) -> Markup {
     let known = |run: &Run| -> Vec<Known> {
         points(curve, run).into_iter().filter_map(|(step, value)| Some((step, value?))).collect()
     };

@@ -1,8 +1,7 @@
 //! Pieces of SVG. Colours come from the page's style, by class, so that a drawing follows light and dark.
 
-use std::fmt::Write;
-
-use super::html::escape;
+use common::escape::for_terminal;
+use maud::{Markup, html};
 
 /// Width of all drawings, in units of the drawing.
 pub(crate) const WIDTH: f64 = 1000.0;
@@ -11,39 +10,30 @@ pub(crate) const WIDTH: f64 = 1000.0;
 pub(crate) const LEFT: f64 = 126.0;
 
 /// A drawing under way.
+#[derive(Default)]
 pub(crate) struct Drawing {
-    svg: String,
+    shapes: Vec<Markup>,
 }
 
 impl Drawing {
-    pub(crate) fn new() -> Drawing {
-        Drawing { svg: String::new() }
-    }
-
     /// A box with a class, and a text shown under the pointer.
-    pub(crate) fn mark(&mut self, [x, y, width, height]: [f64; 4], class: &str, title: &str) {
-        let _ = writeln!(
-            self.svg,
-            "<rect class=\"mark {class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"><title>{}</title></rect>",
-            escape(title)
-        );
+    pub(crate) fn mark(&mut self, place: [f64; 4], class: &str, title: &str) {
+        let [x, y, width, height] = place.map(coordinate);
+        self.shapes.push(html! {
+            rect class={ "mark " (class) } x=(x) y=(y) width=(width) height=(height) { title { (for_terminal(title)) } }
+        });
     }
 
     /// A box that only separates.
-    pub(crate) fn frame(&mut self, [x, y, width, height]: [f64; 4]) {
-        let _ = writeln!(
-            self.svg,
-            "<rect class=\"frame\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"/>"
-        );
+    pub(crate) fn frame(&mut self, place: [f64; 4]) {
+        let [x, y, width, height] = place.map(coordinate);
+        self.shapes.push(html! { rect class="frame" x=(x) y=(y) width=(width) height=(height) {} });
     }
 
     /// Text with the anchor `start`, `middle` or `end`.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
-        let text = escape(text);
-        let _ = writeln!(
-            self.svg,
-            "<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"{anchor}\">{text}</text>"
-        );
+        let [x, y] = [x, y].map(coordinate);
+        self.shapes.push(html! { text class=(class) x=(x) y=(y) text-anchor=(anchor) { (for_terminal(text)) } });
     }
 
     /// Five marks of a scale from 0 to `end`, at the right of [`LEFT`], each with its value.
@@ -52,24 +42,29 @@ impl Drawing {
             let share = f64::from(part) / 4.0;
             let x = LEFT + share * (WIDTH - LEFT);
             let anchor = if part == 4 { "end" } else { "start" };
-            let _ = writeln!(self.svg, "<path class=\"tick\" d=\"M{x:.2} {:.2}v5\"/>", y - 5.0);
+            self.shapes.push(html! { path class="tick" d={ "M" (coordinate(x)) " " (coordinate(y - 5.0)) "v5" } {} });
             self.text((x, y + 13.0), anchor, "small", &label(share * end));
         }
     }
 
     /// The whole drawing. The keyboard can walk through it. `label` describes it.
-    pub(crate) fn finish(self, height: f64, label: &str) -> String {
-        format!(
-            "<div class=\"wide\"><svg class=\"marks\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" tabindex=\"0\" \
-             aria-label=\"{}\">\n{}</svg></div>\n",
-            escape(label),
-            self.svg
-        )
+    pub(crate) fn finish(self, height: f64, label: &str) -> Markup {
+        let size = format!("0 0 {WIDTH} {height:.0}");
+        html! {
+            div class="wide" {
+                svg class="marks" viewBox=(size) role="img" tabindex="0" aria-label=(for_terminal(label)) {
+                    @for shape in &self.shapes { (shape) }
+                }
+            }
+        }
     }
 }
 
+fn coordinate(value: f64) -> String {
+    format!("{value:.2}")
+}
+
 /// A line with the meaning of the classes: each class with its words.
-pub(crate) fn legend(entries: &[(&str, &str)]) -> String {
-    let entry = |(class, words): &(&str, &str)| format!("<span><i class=\"key {class}\"></i>{}</span>", escape(words));
-    format!("<p class=\"legend\">{}</p>\n", entries.iter().map(entry).collect::<String>())
+pub(crate) fn legend(entries: &[(&str, &str)]) -> Markup {
+    html! { p class="legend" { @for (class, words) in entries { span { i class={ "key " (class) } {} (words) } } } }
 }

@@ -5,9 +5,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use common::files::open_file;
+use common::{Choice, choice};
 use serde::Deserialize;
-
-use super::made_files::flag_value;
 
 /// The longest line of a log that is read, bytes.
 const LONGEST: u64 = 1 << 20;
@@ -15,39 +14,23 @@ const LONGEST: u64 = 1 << 20;
 /// Of each log the last events are kept, and all are counted.
 const KEPT: usize = 500;
 
-/// The kind of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum EventKind {
-    Start,
-    Restart,
-    Checkpoint,
-    SkippedStep,
-    Warning,
-    Fault,
-    End,
-}
-
-impl EventKind {
-    pub(crate) const ALL: [EventKind; 7] = [
-        EventKind::Start,
-        EventKind::Restart,
-        EventKind::Checkpoint,
-        EventKind::SkippedStep,
-        EventKind::Warning,
-        EventKind::Fault,
-        EventKind::End,
-    ];
-
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            EventKind::Start => "start",
-            EventKind::Restart => "restart",
-            EventKind::Checkpoint => "checkpoint",
-            EventKind::SkippedStep => "skipped step",
-            EventKind::Warning => "warning",
-            EventKind::Fault => "fault",
-            EventKind::End => "end",
-        }
+choice! {
+    /// The kind of an event.
+    pub enum EventKind {
+        /// The first start.
+        Start = "start",
+        /// A further one.
+        Restart = "restart",
+        /// A checkpoint was saved or continued.
+        Checkpoint = "checkpoint",
+        /// A step without an update.
+        SkippedStep = "skipped step",
+        /// A warning.
+        Warning = "warning",
+        /// The error that ended the run.
+        Fault = "fault",
+        /// The end of the run.
+        End = "end",
     }
 }
 
@@ -66,8 +49,8 @@ pub(crate) struct Event {
 pub(crate) struct Log {
     /// By time.
     pub(crate) events: Vec<Event>,
-    /// By kind, in the order of [`EventKind::ALL`]; those that are not kept included.
-    pub(crate) counts: [usize; EventKind::ALL.len()],
+    /// By kind, in the order of [`Choice::ALL`]; those that are not kept included.
+    pub(crate) counts: [usize; <EventKind as Choice>::ALL.len()],
     /// The plan that the last start printed.
     pub(crate) plan: Option<String>,
     /// The line about its graphs that the last start printed.
@@ -162,6 +145,18 @@ impl Log {
     }
 }
 
+/// The value of a flag in the message at a run's start. The message ends with the command as a list of quoted
+/// arguments.
+fn flag_value(message: &str, flag: &str) -> Option<String> {
+    let (_, list) = message.split_once(": [")?;
+    let arguments: Vec<String> = serde_json::from_str(&format!("[{list}")).ok()?;
+    let mut values = arguments.iter().enumerate().filter_map(|(at, argument)| match argument.strip_prefix(flag)? {
+        "" => arguments.get(at + 1).cloned(),
+        rest => rest.strip_prefix('=').map(String::from),
+    });
+    values.next_back()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,5 +216,19 @@ mod tests {
         let many = vec![("WARN", "again"); KEPT + 3];
         let log = log([&many, &[]]);
         assert_eq!((log.events.len(), log.count(EventKind::Warning)), (KEPT, KEPT + 3));
+    }
+
+    #[test]
+    fn a_flags_value_is_the_next_argument_or_follows_an_equals_sign() {
+        let value = |list: &str| flag_value(&format!("trainer 1 starts as process 2: {list}"), "--graph-report");
+        assert_eq!(value(r#"["trainer", "--graph-report", "a b\".json", "--x"]"#).as_deref(), Some("a b\".json"));
+        assert_eq!(
+            value(r#"["trainer", "--graph-report=a.json", "--graph-report=b.json"]"#).as_deref(),
+            Some("b.json")
+        );
+        assert_eq!(
+            [value(r#"["trainer", "--graph-reports", "x"]"#), value(r#"["--graph-report"]"#), value("x")],
+            [const { None }; 3]
+        );
     }
 }

@@ -2,12 +2,14 @@
 
 use std::fmt::Write;
 
+use common::escape::for_terminal;
 use common::format::counted;
+use maud::{Markup, html};
 
 use super::curves;
 use super::drawing::legend;
 use super::expert_loads::{ExpertLoads, Loads, spread};
-use super::html::{escape, figure, number, of_runs, paragraph, section, table};
+use super::html::{figure, number, of_runs, paragraph, table};
 use super::run::Run;
 
 /// The most rows of a map. More experts are put in groups.
@@ -36,25 +38,18 @@ const MEAN: usize = 4;
 const UNKNOWN: usize = COLOURS.len();
 
 /// The section; `None` if no run has experts.
-pub(crate) fn experts(runs: &[Run]) -> Option<String> {
+pub(crate) fn experts(runs: &[Run]) -> Option<Markup> {
     if !runs.iter().any(has_experts) {
         return None;
     }
-    let parts = runs.iter().enumerate().map(|(at, run)| {
-        let part = match (has_experts(run), run.expert_loads.steps.is_empty()) {
-            (false, _) => Err("There are no experts, or no step so far."),
-            (true, true) => {
-                Err("There are no loads so far: steps with a line of their own (`--log-interval`) have them.")
-            }
-            (true, false) => Ok(maps(at, &run.expert_loads)),
-        };
-        (run.name.as_str(), part)
-    });
+    let part = |at, run: &Run| match (has_experts(run), run.expert_loads.steps.is_empty()) {
+        (false, _) => Err("There are no experts, or no step so far."),
+        (true, true) => Err("There are no loads so far: steps with a line of their own (`--log-interval`) have them."),
+        (true, false) => Ok(maps(at, &run.expert_loads)),
+    };
     let hint = "The share of tokens that each expert takes. From left to right are steps, from top to bottom the experts of a \
                 block; the colour is an expert's load over the mean load of its block.";
-    let curve = curves::of_experts(runs);
-    let html = paragraph(hint) + &legend(&COLOURS) + &of_runs(parts) + &curve;
-    Some(section("experts", "Experts", &html))
+    Some(html! { (paragraph(hint)) (legend(&COLOURS)) (of_runs(runs, part)) (curves::of_experts(runs)) })
 }
 
 fn has_experts(run: &Run) -> bool {
@@ -63,7 +58,7 @@ fn has_experts(run: &Run) -> bool {
 }
 
 /// The maps of a run.
-fn maps(run: usize, loads: &ExpertLoads) -> String {
+fn maps(run: usize, loads: &ExpertLoads) -> Markup {
     let rows: usize = loads.blocks.values().map(|block| experts_of(block).min(MOST_ROWS)).sum();
     let at: Vec<usize> = (0..loads.steps.len()).collect();
     let columns: Vec<usize> = spread(&at, MOST_CELLS / rows.max(1)).into_iter().copied().collect();
@@ -74,14 +69,17 @@ fn maps(run: usize, loads: &ExpertLoads) -> String {
             || format!("no loads at step {last}"),
             |(expert, load)| format!("largest load at step {last}: {load:.2} x mean, expert {expert}"),
         );
-        format!(
-            "<div><h3>Block {block}</h3>\n{}<p class=\"ends\"><span>step {first}</span><span>step {last}</span></p>\n\
-             <p>{}</p></div>\n",
-            map(&of_columns, &format!("Loads of the experts of block {block}; {words}")),
-            escape(&words)
-        )
+        let label = format!("Loads of the experts of block {block}; {words}");
+        html! {
+            div {
+                h3 { "Block " (block) }
+                (map(&of_columns, &label))
+                p class="ends" { span { "step " (first) } span { "step " (last) } }
+                p { (words) }
+            }
+        }
     };
-    let drawing: String = loads.blocks.iter().map(one).collect();
+    let drawing = html! { div class="maps" { @for block in &loads.blocks { (one(block)) } } };
     let most = loads.blocks.values().map(|block| experts_of(block)).max().unwrap_or(0);
     let size = most.div_ceil(MOST_ROWS);
     let grouped = if size > 1 { format!(" A row is the mean of up to {size} experts.") } else { String::new() };
@@ -92,12 +90,7 @@ fn maps(run: usize, loads: &ExpertLoads) -> String {
         counted(loads.blocks.len(), "block"),
         counted(columns.len(), "step")
     );
-    figure(
-        &format!("experts-{run}"),
-        &format!("<div class=\"maps\">\n{drawing}</div>"),
-        &caption,
-        &numbers(loads, last),
-    )
+    figure(&format!("experts-{run}"), &drawing, &caption, &numbers(loads, last))
 }
 
 /// The number of experts of a block.
@@ -116,7 +109,7 @@ fn largest(loads: &Loads) -> Option<(usize, f64)> {
 }
 
 /// A map of the loads in each column's step.
-fn map(columns: &[&Loads], label: &str) -> String {
+fn map(columns: &[&Loads], label: &str) -> Markup {
     let experts = columns.iter().map(|loads| loads.len()).max().unwrap_or(0);
     let size = experts.div_ceil(MOST_ROWS).max(1);
     let (rows, width) = (experts.div_ceil(size), columns.len());
@@ -131,17 +124,16 @@ fn map(columns: &[&Loads], label: &str) -> String {
             x += run.len();
         }
     }
-    let mut html = format!(
-        "<svg class=\"loads\" viewBox=\"0 -.5 {width} {rows}\" height=\"{}\" preserveAspectRatio=\"none\" role=\"img\" \
-         aria-label=\"{}\">\n",
-        rows * (192 / rows.max(1)).clamp(2, 14),
-        escape(label)
-    );
     let classes = COLOURS.iter().map(|(class, _)| *class).chain(["load-unknown"]);
-    for (class, path) in classes.zip(paths).filter(|(_, path)| !path.data.is_empty()) {
-        let _ = writeln!(html, "<path class=\"{class}\" d=\"{}\"/>", path.data);
+    let size = format!("0 -.5 {width} {rows}");
+    let height = rows * (192 / rows.max(1)).clamp(2, 14);
+    html! {
+        svg class="loads" viewBox=(size) height=(height) preserveAspectRatio="none" role="img" aria-label=(for_terminal(label)) {
+            @for (class, path) in classes.zip(paths).filter(|(_, path)| !path.data.is_empty()) {
+                path class=(class) d=(path.data) {}
+            }
+        }
     }
-    html + "</svg>\n"
 }
 
 /// The class of a row of `size` experts from the first one on: that of their mean load.
@@ -170,7 +162,7 @@ impl Path {
 }
 
 /// The loads at the end in a table, by block.
-fn numbers(loads: &ExpertLoads, last: u64) -> String {
+fn numbers(loads: &ExpertLoads, last: u64) -> Markup {
     let row = |(block, all): (&u64, &Vec<Loads>)| {
         let end = all.last().cloned().unwrap_or_default();
         let (expert, most) =
@@ -189,7 +181,7 @@ mod tests {
     use super::*;
 
     fn drawn(columns: &[Loads]) -> String {
-        map(&columns.iter().collect::<Vec<_>>(), "<map>")
+        map(&columns.iter().collect::<Vec<_>>(), "<map>").into_string()
     }
 
     #[test]
@@ -201,14 +193,15 @@ mod tests {
             vec![Some(9e99), Some(0.0)],
         ]);
         assert!(svg.contains("viewBox=\"0 -.5 4 3\"") && svg.contains("aria-label=\"&lt;map&gt;\""), "{svg}");
-        let paths: Vec<&str> = svg.lines().filter(|line| line.starts_with("<path")).collect();
+        let paths: Vec<&str> =
+            svg.split_inclusive("</path>").filter_map(|part| part.get(part.find("<path")?..)).collect();
         assert_eq!(
             paths,
             [
-                "<path class=\"load-0\" d=\"m0 1h2m1 0h1\"/>",
-                "<path class=\"load-6\" d=\"m2 1h1\"/>",
-                "<path class=\"load-8\" d=\"m0 0h2m1 0h1\"/>",
-                "<path class=\"load-unknown\" d=\"m1 2h1m1 0h1\"/>",
+                "<path class=\"load-0\" d=\"m0 1h2m1 0h1\"></path>",
+                "<path class=\"load-6\" d=\"m2 1h1\"></path>",
+                "<path class=\"load-8\" d=\"m0 0h2m1 0h1\"></path>",
+                "<path class=\"load-unknown\" d=\"m1 2h1m1 0h1\"></path>",
             ]
         );
         drawn(&[]);
@@ -221,7 +214,7 @@ mod tests {
             (0..300).map(|expert| Some(if expert < 3 { f64::from(expert) * 2.0 } else { 1.0 })).collect();
         let svg = drawn(&[loads]);
         assert!(
-            svg.contains("viewBox=\"0 -.5 1 100\"") && svg.contains("<path class=\"load-8\" d=\"m0 0h1\"/>"),
+            svg.contains("viewBox=\"0 -.5 1 100\"") && svg.contains("<path class=\"load-8\" d=\"m0 0h1\">"),
             "{svg}"
         );
     }
@@ -236,7 +229,7 @@ mod tests {
         let mut step = || (0..128).map(|_| Some(random())).collect::<Loads>();
         let blocks = (0..48).map(|block| (block, (0..60).map(|_| step()).collect())).collect();
         let loads = ExpertLoads { steps: (1..=60).collect(), blocks };
-        let html = maps(0, &loads);
+        let html = maps(0, &loads).into_string();
         assert!(html.len() < 1_250_000, "{}", html.len());
         assert_eq!(html.matches("<svg").count(), 48);
         assert!(html.contains("48 blocks, 32 steps from step 1 to step 60."), "{html}");

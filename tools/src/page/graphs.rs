@@ -3,41 +3,38 @@
 use std::collections::BTreeSet;
 
 use common::format::bytes;
+use maud::{Markup, PreEscaped, html};
 
-use super::html::{figure, of_runs, paragraph, section, table};
-use super::made_files::Made;
+use super::html::{figure, of_runs, paragraph, table};
 use super::run::{RankGraphs, Run};
 use trainer::report::replay_picture::{largest_training_step, replay_picture, stage_part};
 
-pub(crate) fn graphs(runs: &[Run]) -> String {
-    let parts = runs.iter().enumerate().map(|(at, run)| {
-        let part = match (&run.graphs, &run.log.graphs) {
-            (Made::There(ranks), _) => Ok(of_ranks(at, ranks)),
-            (Made::Missing(why), Some(line)) => Ok(paragraph(&format!("The run printed: {line}")) + &paragraph(why)),
-            (Made::Missing(why), None) => Err(why.as_str()),
-        };
-        (run.name.as_str(), part)
-    });
-    section("graphs", "Graphs", &of_runs(parts))
+pub(crate) fn graphs(runs: &[Run]) -> Markup {
+    of_runs(runs, |at, run| match (&run.graphs, &run.log.graphs) {
+        (Ok(ranks), _) => Ok(of_ranks(at, ranks)),
+        (Err(why), Some(line)) => Ok(html! { (paragraph(&format!("The run printed: {line}"))) (paragraph(why)) }),
+        (Err(why), None) => Err(why.as_str()),
+    })
 }
 
-fn of_ranks(at: usize, ranks: &[RankGraphs]) -> String {
+fn of_ranks(at: usize, ranks: &[RankGraphs]) -> Markup {
     let head = ["rank", "step", "microbatches", "graphs", "launches a step", "operations", "captured", "not captured"];
-    let coverage = table("What a step launches", &head, &ranks.iter().flat_map(coverage).collect::<Vec<_>>());
-    let reasons: BTreeSet<Vec<String>> = ranks
-        .iter()
-        .flat_map(|rank| rank.report.eager.iter().map(|eager| vec![eager.region.clone(), eager.reason.clone()]))
-        .collect();
-    let reasons = match reasons.is_empty() {
-        true => paragraph("Every operation is captured."),
-        false => table("What is not captured", &["region", "why"], &reasons.into_iter().collect::<Vec<_>>()),
-    };
+    let eager = ranks.iter().flat_map(|rank| &rank.report.eager);
+    let reasons: BTreeSet<Vec<String>> = eager.map(|eager| vec![eager.region.clone(), eager.reason.clone()]).collect();
     let title = |rank: &RankGraphs| format!("stage {}, rank {}", rank.pipeline, rank.rank);
     let parts: Vec<String> = ranks.iter().map(|rank| stage_part(&title(rank), &rank.report)).collect();
-    let picture = format!("<div class=\"wide replay\">{}</div>", replay_picture(&parts));
-    let memory = paragraph(&driver_memory(ranks));
+    let picture = html! { div class="wide replay" { (PreEscaped(replay_picture(&parts))) } };
     let caption = "The order of replays in a training step, stage by stage. Each box is a graph's launch.";
-    coverage + &reasons + &memory + &figure(&format!("replays-{at}"), &picture, caption, &order(ranks))
+    html! {
+        (table("What a step launches", &head, &ranks.iter().flat_map(coverage).collect::<Vec<_>>()))
+        @if reasons.is_empty() {
+            (paragraph("Every operation is captured."))
+        } @else {
+            (table("What is not captured", &["region", "why"], &reasons.into_iter().collect::<Vec<_>>()))
+        }
+        (paragraph(&driver_memory(ranks)))
+        (figure(&format!("replays-{at}"), &picture, caption, &order(ranks)))
+    }
 }
 
 /// The driver's memory for graphs, in a sentence.
@@ -72,7 +69,7 @@ fn coverage(rank: &RankGraphs) -> Vec<Vec<String>> {
 }
 
 /// The order of replays in words: launches of the same kind after each other are one row.
-fn order(ranks: &[RankGraphs]) -> String {
+fn order(ranks: &[RankGraphs]) -> Markup {
     let mut rows = Vec::new();
     for rank in ranks {
         let Some(step) = largest_training_step(&rank.report) else { continue };

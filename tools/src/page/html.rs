@@ -1,72 +1,80 @@
-//! Pieces of HTML. Parameters described as text are escaped here; those described as HTML are not.
+//! Pieces of HTML. Text from files also has no character that changes the direction of the text around it.
 
-use std::fmt::Write;
+use common::escape::for_terminal;
+use maud::{Markup, html};
 
-pub(crate) use common::escape::html as escape;
+use super::run::Run;
 
-/// A table. The cells are text; a row's first cell names the row.
-pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
-    let mut html =
-        format!("<div class=\"wide\" tabindex=\"0\"><table><caption>{}</caption>\n<thead><tr>", escape(caption));
-    for cell in head {
-        let _ = write!(html, "<th scope=\"col\">{}</th>", escape(cell));
-    }
-    html += "</tr></thead>\n<tbody>\n";
-    for row in rows {
-        for (at, cell) in row.iter().enumerate() {
-            let (open, close) = if at == 0 { ("<tr><th scope=\"row\">", "</th>") } else { ("<td>", "</td>") };
-            let _ = write!(html, "{open}{}{close}", escape(cell));
+/// A table. A row's first cell names the row.
+pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Markup {
+    html! {
+        div class="wide" tabindex="0" {
+            table {
+                caption { (for_terminal(caption)) }
+                thead { tr { @for cell in head { th scope="col" { (for_terminal(cell)) } } } }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            @for (at, cell) in row.iter().enumerate() {
+                                @if at == 0 { th scope="row" { (for_terminal(cell)) } } @else { td { (for_terminal(cell)) } }
+                            }
+                        }
+                    }
+                }
+            }
         }
-        html += "</tr>\n";
     }
-    html + "</tbody></table></div>\n"
 }
 
-/// A figure: a drawing as HTML, its caption as text, and its numbers as HTML for people who do not see the drawing.
-pub(crate) fn figure(id: &str, drawing: &str, caption: &str, instead: &str) -> String {
-    format!(
-        "<figure id=\"{id}\">\n{drawing}\n<figcaption>{}</figcaption>\n<details><summary>The same in numbers</summary>\n\
-         {instead}</details>\n</figure>\n",
-        escape(caption)
-    )
+/// A figure: a drawing, its caption, and its numbers for people who do not see the drawing.
+pub(crate) fn figure(id: &str, drawing: &Markup, caption: &str, instead: &Markup) -> Markup {
+    html! {
+        figure id=(id) {
+            (drawing)
+            figcaption { (for_terminal(caption)) }
+            details { summary { "The same in numbers" } (instead) }
+        }
+    }
 }
 
 /// A paragraph of text. Words between backquotes are code.
-pub(crate) fn paragraph(text: &str) -> String {
-    let parts = text.split('`').enumerate().map(|(at, part)| match at % 2 {
-        0 => escape(part),
-        _ => format!("<code>{}</code>", escape(part)),
-    });
-    format!("<p>{}</p>\n", parts.collect::<String>())
+pub(crate) fn paragraph(text: &str) -> Markup {
+    html! {
+        p {
+            @for (at, part) in for_terminal(text).split('`').enumerate() {
+                @if at % 2 == 0 { (part) } @else { code { (part) } }
+            }
+        }
+    }
 }
 
-/// A section with its heading. `id` is that of the page's contents.
-pub(crate) fn section(id: &str, heading: &str, html: &str) -> String {
-    format!(
-        "<section id=\"{id}\" aria-labelledby=\"{id}-heading\">\n<h2 id=\"{id}-heading\">{}</h2>\n{html}</section>\n",
-        escape(heading)
-    )
+/// The parts of a section about each of the runs: HTML, or the sentences that say why there is none. Runs with the same
+/// sentences share a paragraph. With a single run the page says its name at the top.
+pub(crate) fn of_runs<'r>(
+    runs: impl IntoIterator<Item = &'r Run>,
+    part: impl Fn(usize, &'r Run) -> Result<Markup, &'r str>,
+) -> Markup {
+    parts(runs.into_iter().enumerate().map(|(at, run)| (run.name.as_str(), part(at, run))).collect())
 }
 
-/// The parts of a section about each of the runs, by name: HTML, or the sentences that say why there is none. Runs with the
-/// same sentences share a paragraph. With a single run the page says its name at the top.
-pub(crate) fn of_runs<'r>(parts: impl Iterator<Item = (&'r str, Result<String, &'r str>)>) -> String {
-    let parts: Vec<(&str, Result<String, &str>)> = parts.collect();
+fn parts(parts: Vec<(&str, Result<Markup, &str>)>) -> Markup {
     if let [(_, part)] = &parts[..] {
         return part.clone().unwrap_or_else(paragraph);
     }
-    let mut html = String::new();
     let mut without: Vec<(&str, Vec<&str>)> = Vec::new();
-    for (name, part) in parts {
-        match part {
-            Ok(part) => html += &format!("<h3>{}</h3>\n{part}", escape(name)),
-            Err(why) => match without.iter_mut().find(|(same, _)| *same == why) {
-                Some((_, names)) => names.push(name),
-                None => without.push((why, vec![name])),
-            },
+    for (name, part) in &parts {
+        let Err(why) = part else { continue };
+        match without.iter_mut().find(|(same, _)| same == why) {
+            Some((_, names)) => names.push(name),
+            None => without.push((why, vec![name])),
         }
     }
-    html + &without.iter().map(|(why, names)| paragraph(&format!("{}: {why}", names.join(", ")))).collect::<String>()
+    html! {
+        @for (name, part) in &parts {
+            @if let Ok(part) = part { h3 { (for_terminal(name)) } (part) }
+        }
+        @for (why, names) in &without { (paragraph(&format!("{}: {why}", names.join(", ")))) }
+    }
 }
 
 /// A number with four digits or more.
@@ -88,23 +96,24 @@ mod tests {
 
     #[test]
     fn text_of_files_is_never_a_tag() {
-        let bad = "<img src=x onerror=alert(1)>";
+        let bad = "<img src=x onerror=alert(1)>\u{202e}";
         let rows = [vec![bad.to_string(), bad.to_string()]];
         let all = [
             table(bad, &[bad], &rows),
-            figure("id", "", bad, ""),
+            figure("id", &html! {}, bad, &html! {}),
             paragraph(&format!("{bad} `{bad}`")),
-            section("id", bad, ""),
-            of_runs([(bad, Ok(String::new())), (bad, Err(bad))].into_iter()),
+            parts(vec![(bad, Ok(html! {})), (bad, Err(bad))]),
         ];
-        assert!(all.iter().all(|html| !html.contains("<img") && html.contains("&lt;img")), "{all:?}");
+        for html in all.map(Markup::into_string) {
+            assert!(!html.contains("<img") && html.contains("&lt;img") && !html.contains('\u{202e}'), "{html}");
+        }
     }
 
     #[test]
     fn runs_that_lack_the_same_share_a_paragraph_and_a_single_run_needs_no_name() {
-        let parts = [("a", Err("None.")), ("b", Ok("<i>b</i>".to_string())), ("c", Err("None."))];
-        assert_eq!(of_runs(parts.clone().into_iter()), "<h3>b</h3>\n<i>b</i><p>a, c: None.</p>\n");
-        assert_eq!(of_runs(parts.into_iter().take(1)), "<p>None.</p>\n");
+        let all = vec![("a", Err("None.")), ("b", Ok(html! { i { "b" } })), ("c", Err("None."))];
+        assert_eq!(parts(all[..1].to_vec()).0, "<p>None.</p>");
+        assert_eq!(parts(all).0, "<h3>b</h3><i>b</i><p>a, c: None.</p>");
     }
 
     #[test]

@@ -11,16 +11,12 @@ use launch::watch::ranks_file::{RANKS, RankRow};
 
 use super::events::Log;
 use super::metrics::Metrics;
-use super::run::{check_folder, rank_logs};
-use trainer::config::ConfigSources;
+use super::run::{LARGEST_CONFIG, check_folder, config_in, rank_logs};
 use trainer::report::metrics::METRICS;
 use trainer::run::run_folder::CONFIG;
 
 /// The largest state of ranks that is read, bytes.
 const LARGEST_RANKS: u64 = 64 << 20;
-
-/// The largest configuration that is read, bytes.
-const LARGEST_CONFIG: u64 = 16 << 20;
 
 /// The speed of a run is that of so many steps.
 const LAST_STEPS: usize = 50;
@@ -103,9 +99,11 @@ impl Live {
     }
 
     fn refresh_log(&mut self) -> std::io::Result<()> {
-        let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
-        let logs: Vec<_> = rank_logs(&self.folder).into_iter().map(|(rank, path)| (rank, size(&path), path)).collect();
-        let logs: Vec<_> = logs.into_iter().map(|(rank, size, path)| (rank, path, size)).collect();
+        let with_size = |(rank, path): (usize, PathBuf)| {
+            let size = std::fs::metadata(&path).map_or(0, |file| file.len());
+            (rank, path, size)
+        };
+        let logs: Vec<_> = rank_logs(&self.folder).into_iter().map(with_size).collect();
         if logs != self.logs {
             let mut log = Log::default();
             for (rank, path, _) in &logs {
@@ -118,9 +116,7 @@ impl Live {
 
     fn planned_steps(&self) -> Option<u64> {
         let text = read_text(&self.folder.join(CONFIG), LARGEST_CONFIG).ok()?;
-        let mut sources = ConfigSources::default();
-        sources.read_text(&text, CONFIG).ok()?;
-        Some(sources.resolve().train.steps as u64)
+        config_in(&text).map(|config| config.train.steps as u64)
     }
 
     /// The time that the steps to come will take, at the mean speed of the last ones. `None` if the run is done, or its speed

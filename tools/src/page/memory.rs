@@ -3,12 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use common::Choice;
 use common::format::{bytes, counted};
 use graph_manager::{BufferUse, StepReport};
+use maud::{Markup, html};
 
 use super::drawing::{Drawing, LEFT, WIDTH, legend};
-use super::html::{figure, of_runs, paragraph, section, table};
-use super::made_files::Made;
+use super::html::{figure, of_runs, paragraph, table};
 use super::run::{RankGraphs, Run};
 use super::trace::Kind;
 use trainer::report::replay_picture::largest_training_step;
@@ -26,25 +27,23 @@ const ROW: f64 = 14.0;
 /// Buffers in the table of a rank.
 const LISTED: usize = 15;
 
-pub(crate) fn memory(runs: &[Run]) -> String {
-    let parts = runs.iter().enumerate().map(|(at, run)| {
-        let part = match &run.graphs {
-            Made::There(ranks) => Ok(ranks.iter().map(|rank| of_rank(at, rank)).collect()),
-            Made::Missing(why) => Err(why.as_str()),
-        };
-        (run.name.as_str(), part)
-    });
-    let hint = paragraph(
-        "Activations and scratch, planned from a recording of the step. From left to right the step's operations in the order \
-         in which they are submitted; from top to bottom the bytes of each area. A box is a buffer, from its first to its last use.",
-    );
+pub(crate) fn memory(runs: &[Run]) -> Markup {
     let kinds = [Kind::Forward, Kind::Backward, Kind::Weights, Kind::Update, Kind::Other];
-    let owners: Vec<(&str, &str)> = kinds.map(|kind| (kind.word(), kind.word())).into();
-    let html = hint + &legend(&owners) + &of_runs(parts);
-    section("memory-plan", "Memory plan", &html)
+    html! {
+        p {
+            "Activations and scratch, planned from a recording of the step. From left to right the step's operations in the order "
+            "in which they are submitted; from top to bottom the bytes of each area. A box is a buffer, from its first to its "
+            "last use."
+        }
+        (legend(&kinds.map(|kind| (kind.word(), kind.word()))))
+        (of_runs(runs, |at, run| {
+            let ranks = run.graphs.as_ref().map_err(String::as_str)?;
+            Ok(html! { @for rank in ranks { (of_rank(at, rank)) } })
+        }))
+    }
 }
 
-fn of_rank(run: usize, rank: &RankGraphs) -> String {
+fn of_rank(run: usize, rank: &RankGraphs) -> Markup {
     let Some(step) = largest_training_step(&rank.report) else {
         return paragraph(&format!("Rank {} has recorded no training step.", rank.rank));
     };
@@ -58,11 +57,11 @@ fn of_rank(run: usize, rank: &RankGraphs) -> String {
     figure(&format!("memory-{run}-{}", rank.rank), &drawing(rank, step), &caption, &numbers(rank, step))
 }
 
-fn drawing(rank: &RankGraphs, step: &StepReport) -> String {
+fn drawing(rank: &RankGraphs, step: &StepReport) -> Markup {
     let last_use = step.buffers.iter().map(|buffer| buffer.last + 1);
     let end = step.order.iter().map(|launch| launch.end).chain(last_use).max().unwrap_or(1).max(1) as f64;
     let x = |position: usize| LEFT + position as f64 / end * (WIDTH - LEFT);
-    let mut drawing = Drawing::new();
+    let mut drawing = Drawing::default();
     drawing.text((0.0, ROW - 3.0), "start", "", "runs");
     for launch in step.order.iter().filter(|launch| launch.end > launch.start) {
         let at = [x(launch.start), 0.0, x(launch.end) - x(launch.start), ROW];
@@ -128,7 +127,7 @@ fn peak(buffers: &[BufferUse]) -> (usize, usize) {
     (most.0, most.1 as usize)
 }
 
-fn numbers(rank: &RankGraphs, step: &StepReport) -> String {
+fn numbers(rank: &RankGraphs, step: &StepReport) -> Markup {
     let areas: Vec<Vec<String>> =
         rank.report.memory.iter().map(|area| vec![area.area.clone(), bytes(area.bytes)]).collect();
     let (at, most) = peak(&step.buffers);
@@ -151,8 +150,10 @@ fn numbers(rank: &RankGraphs, step: &StepReport) -> String {
         bytes(most),
         running(step, at)
     );
-    table("Areas", &["area", "bytes"], &areas)
-        + &table(&caption, &["buffer", "bytes", "area", "first used in", "last used in"], &listed)
+    html! {
+        (table("Areas", &["area", "bytes"], &areas))
+        (table(&caption, &["buffer", "bytes", "area", "first used in", "last used in"], &listed))
+    }
 }
 
 #[cfg(test)]

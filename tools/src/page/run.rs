@@ -12,10 +12,8 @@ use serde::Deserialize;
 
 use super::events::Log;
 use super::expert_loads::ExpertLoads;
-use super::made_files::Made;
 use super::metrics::Metrics;
-use super::samples;
-use super::settings::{Settings, settings};
+use super::overview::{Settings, settings};
 use super::trace::{Trace, number_after};
 use trainer::config::plan::ranks::layout;
 use trainer::config::{ConfigSources, RunConfig};
@@ -28,10 +26,16 @@ use trainer::run::trace::of_rank;
 const LARGEST_METRICS: u64 = 4 << 30;
 
 /// The largest configuration that is read, bytes.
-const LARGEST_CONFIG: u64 = 16 << 20;
+pub(crate) const LARGEST_CONFIG: u64 = 16 << 20;
+
+/// The largest report of graphs or timeline that is read, bytes.
+const LARGEST_MADE: u64 = 2 << 30;
 
 /// The most timelines that are read.
 const MOST_TRACES: usize = 64;
+
+/// Content of a file that a run writes only if it is asked to, or why it is not shown, as a sentence.
+pub(crate) type Made<T> = Result<T, String>;
 
 /// The graphs of one rank, as `--graph-report` writes them.
 #[derive(Debug, Deserialize)]
@@ -84,12 +88,13 @@ impl Run {
         let expert_loads = ExpertLoads::read(&lines, &metrics);
         drop(lines);
         let path = folder.join(SAMPLES);
-        let samples = samples::read(&optional(&path, read_file(&path, LARGEST_METRICS))?);
+        let lines = optional(&path, read_file(&path, LARGEST_METRICS))?;
+        // Lines that cannot be read are left out.
+        let samples = lines.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
         let path = folder.join(CONFIG);
         let text = optional(&path, read_text(&path, LARGEST_CONFIG).map(String::into_bytes))?;
         let text = String::from_utf8_lossy(&text);
-        let mut sources = ConfigSources::default();
-        let config = sources.read_text(&text, CONFIG).ok().map(|()| sources.resolve());
+        let config = config_in(&text);
         let mut log = Log::default();
         for (rank, path) in &logs {
             log.add(path, *rank).map_err(|error| unreadable(path, &error))?;
@@ -97,17 +102,10 @@ impl Run {
         let ranks = logs.len().max(1);
         let shown = shown_ranks(config.as_ref(), ranks);
         let graphs = match &log.graph_report {
-            Some(file) => {
-                Made::read(file, folder, |bytes| serde_json::from_slice(bytes).map(|GraphFile { ranks }| ranks))
-            }
-            None => Made::Missing(
-                "The run made no report of its graphs: `--graph-report FILE` makes one at its end.".into(),
-            ),
+            Some(file) => made(file, folder, |bytes| serde_json::from_slice::<GraphFile>(bytes)),
+            None => Err("The run made no report of its graphs: `--graph-report FILE` makes one at its end.".into()),
         };
-        let graphs = match graphs {
-            Made::There(all) => Made::There(all.into_iter().filter(|graphs| shown.contains(&graphs.rank)).collect()),
-            missing => missing,
-        };
+        let graphs = graphs.map(|all| all.ranks.into_iter().filter(|graphs| shown.contains(&graphs.rank)).collect());
         let trace = config.as_ref().and_then(|config| config.logging.trace.as_deref());
         let traces = traces(trace, folder, &shown);
         Ok(Run { name, metrics, expert_loads, samples, settings: settings(&text), config, log, ranks, graphs, traces })
@@ -128,6 +126,12 @@ impl Run {
     pub fn steps(&self) -> u64 {
         self.metrics.last_step()
     }
+}
+
+/// The options in the text of a `config.toml`; `None` if this version of the trainer does not know them all.
+pub(crate) fn config_in(text: &str) -> Option<RunConfig> {
+    let mut sources = ConfigSources::default();
+    sources.read_text(text, CONFIG).ok().map(|()| sources.resolve())
 }
 
 /// Fails on a folder that is not a run's, or has files that cannot be read. `logs` are the logs in it.
@@ -176,15 +180,42 @@ fn shown_ranks(config: Option<&RunConfig>, ranks: usize) -> Vec<usize> {
 
 fn traces(file: Option<&str>, folder: &Path, ranks: &[usize]) -> Made<Vec<Trace>> {
     let Some(file) = file else {
-        return Made::Missing("The run made no timeline: `--trace FILE` makes one of a few steps.".into());
+        return Err("The run made no timeline: `--trace FILE` makes one of a few steps.".into());
     };
-    let mut traces = Vec::new();
-    for rank in ranks {
-        let name = of_rank(Path::new(file), *rank).display().to_string();
-        match Made::read(&name, folder, Trace::read) {
-            Made::There(trace) => traces.push(trace),
-            Made::Missing(why) => return Made::Missing(why),
+    let trace = |rank: &usize| made(&of_rank(Path::new(file), *rank).display().to_string(), folder, Trace::read);
+    ranks.iter().map(trace).collect()
+}
+
+/// Reads a file. It is searched in the run's working folder, if that is this process's, and then in the run's folder.
+fn made<T>(name: &str, folder: &Path, parse: impl FnOnce(&[u8]) -> serde_json::Result<T>) -> Made<T> {
+    let path = Path::new(name);
+    let beside = path.file_name().map(|name| folder.join(name));
+    let found = std::iter::once(path.to_path_buf()).chain(beside).find(|path| path.is_file());
+    let path =
+        found.ok_or_else(|| format!("The run names {name}, which is neither there nor in {}.", folder.display()))?;
+    let read = read_file(&path, LARGEST_MADE).map_err(|error| error.to_string());
+    let parsed = read.and_then(|bytes| match bytes.is_empty() {
+        true => Err("the run has not written it yet".into()),
+        false => parse(&bytes).map_err(|error| error.to_string()),
+    });
+    parsed.map_err(|problem| format!("{} cannot be shown: {problem}.", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_found_by_its_name_in_the_runs_folder_and_a_bad_one_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |name: &str| match made(name, folder.path(), |bytes| serde_json::from_slice::<Vec<u32>>(bytes)) {
+            Ok(content) => format!("{content:?}"),
+            Err(why) => why,
+        };
+        assert!(read("elsewhere/t.json").starts_with("The run names elsewhere/t.json, which is neither there nor in "));
+        for (text, shown) in [("[1, 2]", "[1, 2]"), ("", "has not written it yet."), ("[1,", "EOF while parsing")] {
+            std::fs::write(folder.path().join("t.json"), text).unwrap();
+            assert!(read("elsewhere/t.json").contains(shown), "{text}: {}", read("elsewhere/t.json"));
         }
     }
-    Made::There(traces)
 }

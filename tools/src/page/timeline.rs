@@ -1,11 +1,12 @@
 //! When each rank computed in a traced step, beside the schedule as it would be without waits.
 
+use common::Choice;
+use maud::{Markup, html};
 use parallel::Task;
 
 use super::drawing::{Drawing, LEFT, WIDTH, legend};
-use super::html::{figure, number, of_runs, paragraph, section, table};
+use super::html::{figure, number, of_runs, paragraph, table};
 use super::ideal::{TaskTimes, Timed, ideal};
-use super::made_files::Made;
 use super::run::Run;
 use super::trace::{Kind, Operation, Trace};
 
@@ -63,18 +64,11 @@ impl RankStep {
     }
 }
 
-pub(crate) fn timelines(runs: &[Run]) -> String {
-    let parts = runs.iter().enumerate().map(|(at, run)| {
-        let part = match &run.traces {
-            Made::There(traces) => Ok(of_traces(at, run, traces)),
-            Made::Missing(why) => Err(why.as_str()),
-        };
-        (run.name.as_str(), part)
-    });
-    section("timeline", "Timeline of a step", &of_runs(parts))
+pub(crate) fn timelines(runs: &[Run]) -> Markup {
+    of_runs(runs, |at, run| run.traces.as_ref().map(|traces| of_traces(at, run, traces)).map_err(String::as_str))
 }
 
-fn of_traces(at: usize, run: &Run, traces: &[Trace]) -> String {
+fn of_traces(at: usize, run: &Run, traces: &[Trace]) -> Markup {
     let operations: Vec<(usize, &[Operation])> = traces.iter().map(|trace| (trace.rank, trace.last_step())).collect();
     let all = || operations.iter().flat_map(|(_, operations)| operations.iter());
     let begin = all().map(|operation| operation.start).fold(f64::INFINITY, f64::min);
@@ -119,8 +113,11 @@ fn of_traces(at: usize, run: &Run, traces: &[Trace]) -> String {
                 }
         }
     };
-    let kinds: Vec<(&str, &str)> = Kind::ALL.map(|kind| (kind.word(), kind.word())).into();
-    let drawing = legend(&kinds) + &drawing(&steps, planned.as_deref().unwrap_or_default(), end.max(ideal_end));
+    let kinds: Vec<(&str, &str)> = Kind::WORDS.iter().map(|word| (*word, *word)).collect();
+    let drawing = html! {
+        (legend(&kinds))
+        (drawing(&steps, planned.as_deref().unwrap_or_default(), end.max(ideal_end)))
+    };
     let instead = numbers(&steps, planned.as_deref(), end);
     figure(&format!("timeline-{at}"), &drawing, &caption, &instead)
 }
@@ -173,9 +170,9 @@ fn busy(spans: impl Iterator<Item = (f64, f64)>) -> f64 {
     total
 }
 
-fn drawing(steps: &[RankStep], planned: &[Vec<Timed>], end: f64) -> String {
+fn drawing(steps: &[RankStep], planned: &[Vec<Timed>], end: f64) -> Markup {
     let x = |time: f64| LEFT + time / end * (WIDTH - LEFT);
-    let mut drawing = Drawing::new();
+    let mut drawing = Drawing::default();
     let mut y = 0.0;
     for step in steps.iter().take(MOST) {
         let forwards = y;
@@ -234,7 +231,7 @@ fn words(span: Span, whose: &str) -> String {
 }
 
 /// How the time of a step divides, rank by rank.
-fn numbers(steps: &[RankStep], planned: Option<&[Vec<Timed>]>, end: f64) -> String {
+fn numbers(steps: &[RankStep], planned: Option<&[Vec<Timed>]>, end: f64) -> Markup {
     let row = |(at, step): (usize, &RankStep)| {
         let times = |spans: &[Span]| spans.iter().map(|span| (span.start, span.end)).collect::<Vec<_>>();
         let (work, mut all) = (times(&step.work), times(&[&step.work[..], &step.transfers].concat()));
@@ -277,7 +274,7 @@ mod tests {
         let spans: Vec<(Kind, f64, f64)> = step.work.iter().map(|span| (span.kind, span.start, span.end)).collect();
         assert_eq!(spans, [(Kind::Forward, 0.0, 2.0), (Kind::Forward, 3.0, 4.0), (Kind::Backward, 4.0, 5.0)]);
         assert_eq!((step.transfers.len(), step.rank), (1, 3));
-        let html = numbers(&[step], None, 5.0);
+        let html = numbers(&[step], None, 5.0).into_string();
         assert!(html.contains("<td>80.0 %</td><td>20.0 %</td><td>0.0 %</td>"), "{html}");
     }
 

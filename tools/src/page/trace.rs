@@ -1,5 +1,6 @@
 //! Reads the timelines of `--trace`: the operations of each rank with their times.
 
+use common::choice;
 use device::WORK_CATEGORIES;
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,33 +8,26 @@ use serde_json::Value;
 /// Operations between ranks.
 const TRANSFERS: [&str; 7] = ["all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "send", "receive"];
 
-/// The kind of work that an operation is part of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Kind {
-    Forward,
-    Backward,
-    /// Weight gradients that a schedule defers.
-    Weights,
-    Update,
-    Transfer,
-    Other,
+choice! {
+    /// The kind of work that an operation is part of.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Kind {
+        /// A forward.
+        Forward = "forward",
+        /// A backward.
+        Backward = "backward",
+        /// Weight gradients that a schedule defers.
+        Weights = "weights",
+        /// An update.
+        Update = "update",
+        /// A transfer between ranks.
+        Transfer = "transfer",
+        /// Anything else.
+        Other = "other",
+    }
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 6] =
-        [Kind::Forward, Kind::Backward, Kind::Weights, Kind::Update, Kind::Transfer, Kind::Other];
-
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Kind::Forward => "forward",
-            Kind::Backward => "backward",
-            Kind::Weights => "weights",
-            Kind::Update => "update",
-            Kind::Transfer => "transfer",
-            Kind::Other => "other",
-        }
-    }
-
     /// The kind of a region, by its name.
     pub(crate) fn of_region(region: &str) -> Kind {
         let starts = |words: &[&str]| words.iter().any(|word| region.starts_with(word));

@@ -2,20 +2,21 @@
 
 use std::time::SystemTime;
 
+use maud::html;
+
 use super::result::Profile;
 use super::table::{Cells, histograms, launches, memory, op_memory, operations, scopes};
-use crate::page::document::{Page, plain_document};
-use crate::page::html::{paragraph, section, table};
+use crate::page::document::{Section, plain_document};
+use crate::page::html::{paragraph, table};
 
 /// The profile as an HTML page that loads nothing.
 pub fn page(profile: &Profile, now: SystemTime) -> String {
-    let part = |id: &str, heading: &str, text: &str, cells: &Cells| {
+    let part = |id: &'static str, name: &'static str, text: &str, cells: &Cells| {
         let head: Vec<&str> = cells[0].iter().map(String::as_str).collect();
-        (heading.to_string(), id.to_string(), section(id, heading, &(paragraph(text) + &table("", &head, &cells[1..]))))
+        Section::new(name, id, html! { (paragraph(text)) (table("", &head, &cells[1..])) })
     };
-    let verdict = ("Verdict".into(), "verdict".into(), section("verdict", "Verdict", &paragraph(&profile.verdict)));
-    let sections = vec![
-        verdict,
+    let sections = [
+        Section::new("Verdict", "verdict", paragraph(&profile.verdict)),
         part(
             "scopes",
             "Scopes",
@@ -49,6 +50,5 @@ pub fn page(profile: &Profile, now: SystemTime) -> String {
             &launches(profile),
         ),
     ];
-    let title = format!("Profile of {} on {}", profile.model, profile.device);
-    plain_document(&Page { title, made: "Measured", sections }, now)
+    plain_document(&format!("Profile of {} on {}", profile.model, profile.device), "Measured", now, &sections)
 }

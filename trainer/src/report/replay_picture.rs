@@ -1,10 +1,9 @@
 //! A picture of the order of replays on the stages of a pipeline.
 
-use std::fmt::Write;
-
-use common::escape::html;
+use common::escape::for_terminal;
 use common::format::counted;
 use graph_manager::{Launch, Report, StepReport};
+use maud::{Markup, PreEscaped, html};
 
 /// Sizes in pixels.
 const BOX: (usize, usize) = (30, 34);
@@ -21,21 +20,25 @@ const OTHER: &str = "#bdbdbd";
 
 /// A picture with one part a stage, each made by [`stage_part`].
 pub fn replay_picture(parts: &[String]) -> String {
-    let mut svg = String::new();
+    let mut stages = Vec::new();
     let mut y = 48;
     for part in parts {
         let (height, body) = part.split_once('\n').unwrap_or(("0", ""));
-        let _ = writeln!(svg, "<g transform=\"translate({MARGIN},{y})\">\n{body}</g>");
+        stages.push(html! { g transform={ "translate(" (MARGIN) "," (y) ")" } { (PreEscaped(body)) } });
         y += height.parse::<usize>().unwrap_or(0) + 18;
     }
     let legend = "A training step, left to right, line after line. Blue: forward; orange: backward; grey: the rest. A box is \
                   a graph launch: layer above, microbatch below, darker for later microbatches. A thin box runs eagerly.";
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{y}\" viewBox=\"0 0 {0} {y}\" font-family=\"sans-serif\" \
-         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" class=\"background\" fill=\"white\"/>\n\
-         <text x=\"{MARGIN}\" y=\"26\" font-size=\"12\">{legend}</text>\n{svg}</svg>\n",
-        LINE + 2 * MARGIN
-    )
+    let width = LINE + 2 * MARGIN;
+    let size = format!("0 0 {width} {y}");
+    let svg = html! {
+        svg xmlns="http://www.w3.org/2000/svg" width=(width) height=(y) viewBox=(size) font-family="sans-serif" font-size="11" {
+            rect width="100%" height="100%" class="background" fill="white" {}
+            text x=(MARGIN) y="26" font-size="12" { (legend) }
+            @for stage in &stages { (stage) }
+        }
+    };
+    svg.into_string()
 }
 
 /// The training step with most microbatches. Among steps of several lengths, one with graphs, and of these the longest.
@@ -51,12 +54,8 @@ pub fn stage_part(title: &str, report: &Report) -> String {
     let launches: &[Launch] = largest.map_or(&[], |step| &step.order);
     let graphs = launches.iter().filter_map(|launch| launch.graph).collect::<std::collections::BTreeSet<_>>().len();
     let count = launches.iter().filter(|launch| launch.graph.is_some()).count();
-    let mut body = format!(
-        "<text y=\"12\" font-size=\"13\" font-weight=\"bold\">{}: {}, launched {} a step</text>\n",
-        html(title),
-        counted(graphs, "graph"),
-        counted(count, "time")
-    );
+    let title = format!("{title}: {}, launched {} a step", counted(graphs, "graph"), counted(count, "time"));
+    let mut boxes = Vec::new();
     let (mut x, mut y) = (0, 20);
     for launch in launches {
         let width = match (launch.graph, number_after(&launch.region, "layer ")) {
@@ -67,13 +66,17 @@ pub fn stage_part(title: &str, report: &Report) -> String {
         if x + width > LINE {
             (x, y) = (0, y + BOX.1 + 6);
         }
-        draw(&mut body, launch, report, (x, y), width);
+        boxes.push(drawn(launch, report, (x, y), width));
         x += width + 2;
     }
-    format!("{}\n{body}", y + BOX.1)
+    let body = html! {
+        text y="12" font-size="13" font-weight="bold" { (for_terminal(&title)) }
+        @for one in &boxes { (one) }
+    };
+    format!("{}\n{}", y + BOX.1, body.into_string())
 }
 
-fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usize), width: usize) {
+fn drawn(launch: &Launch, report: &Report, (x, y): (usize, usize), width: usize) -> Markup {
     let shade = launch.microbatch.unwrap_or(0) % FORWARD.len();
     let fill = match launch.region.split(' ').next() {
         Some("forward") => FORWARD[shade],
@@ -83,26 +86,22 @@ fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usi
     let graph = launch.graph.and_then(|graph| report.graphs.get(graph));
     let slot = graph.and_then(|graph| graph.slot).map_or(String::new(), |slot| format!(", slot {slot}"));
     let how = graph.map_or("runs eagerly".into(), |graph| {
-        format!("graph `{}`, {}{slot}", html(&graph.name), counted(graph.nodes.len(), "node"))
+        format!("graph `{}`, {}{slot}", graph.name, counted(graph.nodes.len(), "node"))
     });
     let fill = if graph.is_some() { fill } else { "white" };
-    let _ = writeln!(
-        body,
-        "<g><title>{}: {how}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{}\" fill=\"{fill}\" \
-         stroke=\"#636363\" stroke-width=\"0.6\"/>",
-        html(&launch.region),
-        BOX.1
-    );
-    if graph.is_some() {
-        let middle = x + width / 2;
-        let chunk = || launch.region.split_once("layers ")?.1.split(',').next();
-        let layer = number_after(&launch.region, "layer ").or_else(chunk).unwrap_or(&launch.region);
-        let microbatch = launch.microbatch.map_or(String::new(), |m| format!("m{m}"));
-        for (text, at) in [(&*html(layer), y + 14), (&microbatch, y + 28)] {
-            let _ = writeln!(body, "<text x=\"{middle}\" y=\"{at}\" text-anchor=\"middle\">{text}</text>");
+    let chunk = || launch.region.split_once("layers ")?.1.split(',').next();
+    let layer = number_after(&launch.region, "layer ").or_else(chunk).unwrap_or(&launch.region);
+    let microbatch = launch.microbatch.map_or(String::new(), |m| format!("m{m}"));
+    let texts = graph.map(|_| [(layer, y + 14), (&microbatch, y + 28)]);
+    html! {
+        g {
+            title { (for_terminal(&launch.region)) ": " (for_terminal(&how)) }
+            rect x=(x) y=(y) width=(width) height=(BOX.1) fill=(fill) stroke="#636363" stroke-width="0.6" {}
+            @for (text, y) in texts.into_iter().flatten() {
+                text x=(x + width / 2) y=(y) text-anchor="middle" { (for_terminal(text)) }
+            }
         }
     }
-    body.push_str("</g>\n");
 }
 
 /// The digits that follow `word`.

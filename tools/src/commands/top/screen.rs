@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use common::Choice;
 use common::escape::one_line;
 use common::format::{bytes, counted, duration};
 use launch::watch::ranks_file::{RankRow, RankState};
