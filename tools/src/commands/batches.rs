@@ -11,7 +11,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::{ArgMatches, Command};
+use clap::Args;
 use common::format::{bytes, count, counted};
 use common::terminal::warn;
 use common::{Mistakes, Stop, UserError};
@@ -19,7 +19,7 @@ use data::{DataError, RecordKind, Source, Split, TokenType, ensure_not_interrupt
 use device::{HostValues, Staging};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::args::{text, text_flag, train_request, with_run_flags};
+use super::args::{RunFlags, path, train_request};
 use super::interruption::interruption;
 use trainer::config::RunConfig;
 use trainer::config::plan::{ModelPlan, RunPlan, plan_in_steps};
@@ -37,21 +37,25 @@ pub struct BatchesRequest {
     pub validation: Option<PathBuf>,
 }
 
-pub(super) fn command() -> Command {
-    let output = "File for the training batches of all steps: samples of seq_length + 1 tokens end to end";
-    let batches = Command::new("batches")
-        .about("Writes the samples of a run to a file, in the order of the run, for other frameworks")
-        .arg(text_flag("output", "FILE", output).required(true))
-        .arg(text_flag("validation", "FILE", "File for the batches of an evaluation"));
-    with_run_flags(batches)
+/// The flags of `trainer batches`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// File for the training batches of all steps: samples of seq_length + 1 tokens end to end.
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    output: PathBuf,
+    /// File for the batches of an evaluation.
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    validation: Option<PathBuf>,
+    #[command(flatten)]
+    run: RunFlags,
 }
 
-/// The batches that a command line asks for. Everything that is wrong with the flags is added to `mistakes`.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> BatchesRequest {
-    BatchesRequest {
-        config: train_request(matches, &[], mistakes).config,
-        output: text(matches, "output").unwrap_or_default().into(),
-        validation: text(matches, "validation").map(PathBuf::from),
+impl Flags {
+    /// The batches to write. Everything that is wrong with the flags is added to `mistakes`.
+    pub(super) fn request(self, mistakes: &mut Mistakes) -> BatchesRequest {
+        let config = train_request(&self.run, &[], mistakes).config;
+        BatchesRequest { config, output: self.output, validation: self.validation }
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::Args;
 use common::{Mistakes, UserError};
 use device::Device;
 use device::cuda::{Counters, EnergyMeter};
 use serde::Serialize;
 
-use super::args::{sets_option, text, train_request, with_run_flags};
+use super::args::{RunFlags, sets_option, train_request};
 use trainer::config::plan::{RunPlan, graph_scope};
 use trainer::config::request::TrainRequest;
 use trainer::error::RunError;
@@ -43,7 +43,7 @@ const CASES: &[Case] = &[
 ];
 
 /// The largest number of steps to measure, unless the command line sets `train.steps`.
-const STEPS: usize = 100;
+pub(super) const STEPS: usize = 100;
 
 /// Steps before anything is measured: warm-up, capture, and some until the speed is steady. Fewer of the last ones, but
 /// two, if they take longer than [`PATIENCE`].
@@ -65,38 +65,32 @@ const EAGER: usize = 3;
 /// The smallest number of warm-up steps of a benchmark.
 pub(super) const WARM_UP: usize = 1 + EAGER;
 
-pub(super) fn command() -> Command {
-    let bench = Command::new("bench")
-        .about(format!(
-            "Measures the speed of training steps on random data; takes the flags of a training run. {STEPS} steps unless --steps is given"
-        ))
-        .arg(case_argument());
-    with_run_flags(bench)
+/// The flags of a measurement: those of a training run, or of a case.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// A case to measure.
+    #[arg(value_name = "CASE", value_parser = CASES.iter().map(|(name, _)| *name).collect::<Vec<_>>())]
+    case: Option<String>,
+    #[command(flatten)]
+    run: RunFlags,
 }
 
-/// The benchmark that a command line asks for. Everything that is wrong with the flags is added to `mistakes`, also a file
-/// that only a training run writes.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> BenchRequest {
-    let mut run = train_request(matches, &chosen_case(matches), mistakes);
-    mistakes.keep(refuse_files("bench", &run));
-    // The number of steps in a config file is meant for training, the one on the command line for the benchmark.
-    let most = if sets_option(matches, "train.steps") { usize::MAX } else { STEPS };
-    let steps = run.config.train.steps.min(most);
-    run.config.train.steps = steps;
-    run.config.train.epochs = None;
-    BenchRequest { run, steps }
-}
-
-/// The argument that names a measured case.
-pub(super) fn case_argument() -> Arg {
-    let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
-    Arg::new("case").value_name("CASE").value_parser(names).help("A case to measure")
-}
-
-/// The options that the chosen case sets; none without a case.
-pub(super) fn chosen_case(matches: &ArgMatches) -> Vec<(&'static str, &'static str)> {
-    let sets = text(matches, "case").map(|name| case(&name));
-    sets.map_or(vec![], |sets| [sets, &[("train.eval_interval", "0")][..]].concat())
+impl Flags {
+    /// The benchmark that a command line asks for, of at most `steps` steps unless it sets their number itself. Everything
+    /// that is wrong with the flags is added to `mistakes`, also a file that only a training run writes.
+    pub(super) fn request(&self, command: &str, steps: usize, mistakes: &mut Mistakes) -> BenchRequest {
+        let sets = self.case.as_deref().map(case);
+        let sets = sets.map_or(vec![], |sets| [sets, &[("train.eval_interval", "0")][..]].concat());
+        let mut run = train_request(&self.run, &sets, mistakes);
+        mistakes.keep(refuse_files(command, &run));
+        // The number of steps in a config file is meant for training, the one on the command line for the benchmark.
+        let most = if sets_option(&self.run, "train.steps") { usize::MAX } else { steps };
+        let steps = run.config.train.steps.min(most);
+        run.config.train.steps = steps;
+        run.config.train.epochs = None;
+        BenchRequest { run, steps }
+    }
 }
 
 /// The options that a case sets, by its name; none for a name that is not known.
@@ -105,7 +99,7 @@ pub(super) fn case(name: &str) -> &'static [(&'static str, &'static str)] {
 }
 
 /// Fails if a measurement is asked for a file that only a training run writes.
-pub(super) fn refuse_files(command: &str, run: &TrainRequest) -> Result<(), UserError> {
+fn refuse_files(command: &str, run: &TrainRequest) -> Result<(), UserError> {
     let report = run.graph_report.as_ref().map(|path| format!("--graph-report {}", path.display()));
     let trace = run.config.logging.trace.as_ref().map(|path| format!("logging.trace = {path}"));
     let Some(asked) = report.or(trace) else { return Ok(()) };

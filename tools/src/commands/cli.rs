@@ -3,27 +3,27 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Command;
+use clap::{Args, Command, Subcommand};
 use common::{Mistakes, UserError};
 use data::{InspectRequest, TokenizeRequest, TokenizerRequest};
 
-use super::args::{Parsed, read_line, train_request, with_run_flags};
+use super::args::{self, Parsed, RunFlags, path, read_line, train_request};
 use super::batches::{self, BatchesRequest};
 use super::bench::{self, BenchRequest};
 use super::chat::{self, ChatRequest};
 use super::convert::{self, ConvertRequest};
-use super::doctor::{self, DoctorRequest};
+use super::doctor::DoctorRequest;
 use super::eval::{self, EvalRequest};
-use super::import::{self, ImportRequest};
+use super::import::ImportRequest;
 use super::job::{self, JobFile};
-use super::launch::{self, LaunchRequest};
+use super::launch::LaunchRequest;
 use super::plan::{self, PlanRequest};
 use super::profile::{self, ProfileRequest};
-use super::report::{self, ReportRequest};
+use super::report::ReportRequest;
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
 use super::verify::{self, VerifyRequest};
-use super::{checkpoint, completions, configs, inspect, manual, tokenize, tokenizer, top};
+use super::{completions, configs, inspect, manual, tokenize, tokenizer, top};
 use trainer::config::reference::reference;
 use trainer::config::request::TrainRequest;
 
@@ -78,37 +78,110 @@ pub enum Request {
     ListCheckpoints(PathBuf),
 }
 
+/// The commands, each with its flags.
+#[derive(Debug, Subcommand)]
+enum Given {
+    /// Prints the reference of all options as Markdown.
+    Options,
+    /// Makes token files from text, for --data-path (llm.c's format).
+    Tokenize(tokenize::Flags),
+    /// Makes tokenizers.
+    #[command(subcommand, arg_required_else_help = false)]
+    Tokenizer(Tokenizer),
+    /// Shows what data hold.
+    #[command(subcommand, arg_required_else_help = false)]
+    Data(Data),
+    /// Shows the recipes that --config takes by name.
+    #[command(subcommand, arg_required_else_help = false)]
+    Configs(configs::Configs),
+    /// Prints a configuration made from another trainer's: a launch script or a list of arguments of Megatron, a configuration
+    /// of nanoGPT or torchtitan, or TrainingArguments of Hugging Face as JSON. Nothing in the file is executed. What has no
+    /// equivalent is a comment with the reason.
+    Import(ImportRequest),
+    /// Converts weights to and from Hugging Face.
+    Convert(convert::Flags),
+    /// Continues a text with a trained model.
+    Sample(sample::Flags),
+    /// Talks with a trained model: each line of the input is a message, each answer is printed.
+    Chat(chat::Flags),
+    /// Prints the loss and perplexity of a model on data sets, and its accuracy in multiple choice. Takes the flags of a
+    /// training run, after the data.
+    Eval(Box<eval::Flags>),
+    /// Starts ranks on this machine, by mpirun: trainer launch -n 4 -- FLAGS.
+    Launch(LaunchRequest),
+    /// Runs a training command, and starts it again when it fails: trainer supervise -- trainer launch -n 8 -- --save DIR.
+    Supervise(supervise::Flags),
+    /// Prints a job file that runs the trainer on a cluster, under `trainer supervise`.
+    #[command(subcommand, arg_required_else_help = false)]
+    Job(job::Cluster),
+    /// Predicts a run on GPUs that are not there: what fits, and how fast: trainer plan --ranks 64 --gpu h100-80 -- FLAGS.
+    Plan(plan::Flags),
+    /// Verifies a run's layout before the run: the same numbers as one rank.
+    #[command(subcommand, arg_required_else_help = false)]
+    Verify(Verify),
+    #[command(about = format!(
+        "Measures the speed of training steps on random data; takes the flags of a training run. {} steps unless --steps is given",
+        bench::STEPS
+    ))]
+    Bench(Box<bench::Flags>),
+    #[command(about = format!(
+        "Measures steps without graphs and in each scope, on random data, and says what graphs gain and what takes the time; \
+         takes the flags of a training run. {} steps a scope unless --steps is given",
+        profile::STEPS
+    ))]
+    Profile(Box<profile::Flags>),
+    /// Writes the samples of a run to a file, in the order of the run, for other frameworks.
+    Batches(Box<batches::Flags>),
+    /// Writes an HTML page about runs: curves, graphs, memory plan, timeline, events. The page needs no network.
+    Report(ReportRequest),
+    /// Shows a run while it goes on, in the terminal: loss, speed, memory, ranks, events. q ends it.
+    Top(top::Flags),
+    /// Checks the machine: libraries, every operation against the host device, speed.
+    Doctor(DoctorRequest),
+    /// Lists and checks checkpoints.
+    #[command(subcommand, arg_required_else_help = false)]
+    Checkpoint(Checkpoint),
+    /// Prints a script that completes flags in a shell: source <(trainer completions bash).
+    Completions(completions::Flags),
+    /// Writes the manual's pages, one for each command.
+    Man(manual::Flags),
+}
+
+#[derive(Debug, Subcommand)]
+enum Tokenizer {
+    /// Makes a byte-level BPE of text. The same text gives the same file.
+    Train(tokenizer::Flags),
+}
+
+#[derive(Debug, Subcommand)]
+enum Data {
+    /// Counts documents and tokens, and shows how the first documents begin. Reads all of the data.
+    Inspect(inspect::Flags),
+}
+
+#[derive(Debug, Subcommand)]
+enum Verify {
+    /// Trains a small model with the run's features in its layout, on threads of this host, and compares losses, gradients and
+    /// updates with those of one rank: trainer verify layout --ranks 8 -- FLAGS.
+    Layout(verify::Flags),
+}
+
+#[derive(Debug, Subcommand)]
+enum Checkpoint {
+    /// Lists the checkpoints in a folder and checks every byte.
+    List {
+        /// The checkpoint.dir of a run.
+        #[arg(value_name = "DIR", value_parser = path())]
+        dir: PathBuf,
+    },
+}
+
 /// The command line with all its commands.
 pub(super) fn command() -> Command {
-    let trainer = Command::new("trainer")
+    RunFlags::augment_args(Given::augment_subcommands(Command::new("trainer")))
         .about("Trains GPT-class models. Without a command it starts a training run")
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
-        .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
-        .subcommand(tokenize::command())
-        .subcommand(tokenizer::command())
-        .subcommand(inspect::command())
-        .subcommand(configs::command())
-        .subcommand(import::command())
-        .subcommand(convert::command())
-        .subcommand(sample::command())
-        .subcommand(chat::command())
-        .subcommand(eval::command())
-        .subcommand(launch::command())
-        .subcommand(supervise::command())
-        .subcommand(job::command())
-        .subcommand(plan::command())
-        .subcommand(verify::command())
-        .subcommand(bench::command())
-        .subcommand(profile::command())
-        .subcommand(batches::command())
-        .subcommand(report::command())
-        .subcommand(top::command())
-        .subcommand(doctor::command())
-        .subcommand(checkpoint::command())
-        .subcommand(completions::command())
-        .subcommand(manual::command());
-    with_run_flags(trainer)
 }
 
 /// Reads the command line. `arguments` begin with the program's name.
@@ -129,32 +202,34 @@ pub(super) fn read(arguments: impl IntoIterator<Item = OsString>, mistakes: &mut
         Parsed::Matches(matches) => matches,
         Parsed::Help(text) => return Some(Request::Print(text)),
     };
-    Some(match matches.subcommand() {
-        Some(("options", _)) => Request::Print(reference()),
-        Some(("tokenize", matches)) => Request::Tokenize(tokenize::request(matches)),
-        Some(("tokenizer", matches)) => Request::TrainTokenizer(tokenizer::request(matches)),
-        Some(("data", matches)) => Request::Inspect(inspect::request(matches)),
-        Some(("configs", matches)) => Request::Print(mistakes.keep(configs::page(matches))?),
-        Some(("import", matches)) => Request::Import(import::request(matches)),
-        Some(("convert", matches)) => Request::Convert(convert::request(matches)),
-        Some(("sample", matches)) => Request::Sample(sample::request(matches, mistakes)),
-        Some(("chat", matches)) => Request::Chat(chat::request(matches, mistakes)),
-        Some(("eval", matches)) => Request::Evaluate(Box::new(eval::request(matches, mistakes)?)),
-        Some(("launch", matches)) => ranks_request(launch::request(matches), mistakes)?,
-        Some(("supervise", matches)) => Request::Supervise(mistakes.keep(supervise::request(matches))?),
-        Some(("job", matches)) => Request::Job(job::file(matches, mistakes)?),
-        Some(("plan", matches)) => Request::Plan(Box::new(plan::request(matches, mistakes)?)),
-        Some(("verify", matches)) => Request::VerifyLayout(Box::new(verify::request(matches, mistakes)?)),
-        Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches, mistakes))),
-        Some(("profile", matches)) => Request::Profile(Box::new(profile::request(matches, mistakes))),
-        Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches, mistakes))),
-        Some(("report", matches)) => Request::Report(report::request(matches)),
-        Some(("top", matches)) => Request::Top(top::folder(matches)),
-        Some(("doctor", matches)) => Request::Doctor(mistakes.keep(doctor::request(matches))?),
-        Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
-        Some(("completions", matches)) => Request::Print(completions::script(matches, command())),
-        Some(("man", matches)) => Request::Manual(manual::folder(matches)),
-        _ => Request::Train(Box::new(train_request(&matches, &[], mistakes))),
+    let Some((_, of_command)) = matches.subcommand() else {
+        return Some(Request::Train(Box::new(train_request(&args::read(&matches), &[], mistakes))));
+    };
+    Some(match args::read(&matches) {
+        Given::Options => Request::Print(reference()),
+        Given::Tokenize(flags) => Request::Tokenize(flags.into()),
+        Given::Tokenizer(Tokenizer::Train(flags)) => Request::TrainTokenizer(flags.into()),
+        Given::Data(Data::Inspect(flags)) => Request::Inspect(flags.into()),
+        Given::Configs(asked) => Request::Print(mistakes.keep(configs::page(&asked))?),
+        Given::Import(request) => Request::Import(request),
+        Given::Convert(flags) => Request::Convert(flags.into()),
+        Given::Sample(flags) => Request::Sample(flags.request(mistakes)),
+        Given::Chat(flags) => Request::Chat(flags.request(mistakes)),
+        Given::Eval(flags) => Request::Evaluate(Box::new(flags.request(mistakes)?)),
+        Given::Launch(request) => ranks_request(request, mistakes)?,
+        Given::Supervise(flags) => Request::Supervise(mistakes.keep(flags.request())?),
+        Given::Job(cluster) => Request::Job(job::file(cluster, of_command.subcommand()?.1, mistakes)?),
+        Given::Plan(flags) => Request::Plan(Box::new(flags.request(mistakes)?)),
+        Given::Verify(Verify::Layout(flags)) => Request::VerifyLayout(Box::new(flags.request(mistakes)?)),
+        Given::Bench(flags) => Request::Bench(Box::new(flags.request("bench", bench::STEPS, mistakes))),
+        Given::Profile(flags) => Request::Profile(Box::new(flags.request(mistakes))),
+        Given::Batches(flags) => Request::Batches(Box::new(flags.request(mistakes))),
+        Given::Report(request) => Request::Report(request),
+        Given::Top(flags) => Request::Top(flags.run),
+        Given::Doctor(request) => mistakes.keep(request.check().map(|()| Request::Doctor(request)))?,
+        Given::Checkpoint(Checkpoint::List { dir }) => Request::ListCheckpoints(dir),
+        Given::Completions(flags) => Request::Print(completions::script(&flags, command())),
+        Given::Man(flags) => Request::Manual(flags.folder),
     })
 }
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::Args;
 use common::Mistakes;
 
-use super::args::{MODEL_FOLDER, positional, text};
+use super::args::{MODEL_FOLDER, path};
 use trainer::error::RunError;
 use trainer::hf::{self, DataType, Direction};
 
@@ -19,35 +19,36 @@ pub struct ConvertRequest {
     direction: Direction,
 }
 
-pub(super) fn command() -> Command {
-    let choice = |name: &'static str, words: &[&'static str], help: &'static str| {
-        Arg::new(name).long(name).value_parser(words.to_vec()).help(help)
-    };
-    Command::new("convert")
-        .about("Converts weights to and from Hugging Face")
-        .arg(
-            choice(
-                "to",
-                &["hf", "peft"],
-                "Write a model that transformers loads, or the adapters alone as PEFT loads them",
-            )
-            .conflicts_with("from"),
-        )
-        .arg(choice("from", &["hf"], "Read a model that transformers saved").required_unless_present("to"))
-        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights that --to writes [default: f32]"))
-        .arg(positional("SOURCE", MODEL_FOLDER))
-        .arg(positional("TARGET", "Folder to write. With --from hf it is one that --init-from takes"))
+/// The flags of `trainer convert`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// Write a model that transformers loads, or the adapters alone as PEFT loads them.
+    #[arg(long, value_name = "to", value_parser = ["hf", "peft"], conflicts_with = "from")]
+    to: Option<String>,
+    /// Read a model that transformers saved.
+    #[arg(long, value_name = "from", value_parser = ["hf"], required_unless_present = "to")]
+    from: Option<String>,
+    /// Type of the weights that --to writes [default: f32].
+    #[arg(long, value_name = "dtype", value_parser = ["f32", "bf16", "f16"])]
+    dtype: Option<String>,
+    #[arg(value_name = "SOURCE", value_parser = path(), help = MODEL_FOLDER)]
+    source: PathBuf,
+    /// Folder to write. With --from hf it is one that --init-from takes.
+    #[arg(value_name = "TARGET", value_parser = path())]
+    target: PathBuf,
 }
 
-pub(super) fn request(matches: &ArgMatches) -> ConvertRequest {
-    let folder = |name: &str| PathBuf::from(text(matches, name).unwrap_or_default());
-    let dtype = DataType::from_option(&text(matches, "dtype").unwrap_or("f32".into()));
-    let direction = match text(matches, "to").as_deref() {
-        Some("peft") => Direction::ToPeft(dtype),
-        Some(_) => Direction::ToHuggingFace(dtype),
-        None => Direction::FromHuggingFace,
-    };
-    ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
+impl From<Flags> for ConvertRequest {
+    fn from(flags: Flags) -> ConvertRequest {
+        let dtype = DataType::from_option(flags.dtype.as_deref().unwrap_or("f32"));
+        let direction = match flags.to.as_deref() {
+            Some("peft") => Direction::ToPeft(dtype),
+            Some(_) => Direction::ToHuggingFace(dtype),
+            None => Direction::FromHuggingFace,
+        };
+        ConvertRequest { source: flags.source, target: flags.target, direction }
+    }
 }
 
 impl ConvertRequest {

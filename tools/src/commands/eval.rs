@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{ArgAction, Args, value_parser};
 use common::files::write_file;
 use common::terminal::{print, warn};
 use common::{Mistakes, UserError};
 use data::Tokenizer;
 use launch::RankEnv;
 
-use super::args::{MODEL_FOLDER, positional, request_from, sets_option, text, text_flag, with_run_flags};
+use super::args::{MODEL_FOLDER, RunFlags, filled, path, request_from, sets_option};
 use super::train::{log_filter, start};
 use trainer::config::plan::{BucketPlan, EvaluationPlan, FrozenNames, RunPlan};
 use trainer::config::request::TrainRequest;
@@ -41,59 +40,46 @@ pub struct EvalRequest {
     pub write_choices: Option<PathBuf>,
 }
 
-pub(super) fn command() -> Command {
-    let data =
-        "Data sets: files of text, JSON lines, Parquet or tokens, or folders of them. Each has a loss of its own";
-    let questions = "Multiple-choice questions: JSON lines as HellaSwag has them, or with context, choices and gold";
-    let eval = Command::new("eval")
-        .about(
-            "Prints the loss and perplexity of a model on data sets, and its accuracy in multiple choice. Takes the flags of a \
-             training run, after the data",
-        )
-        .arg(positional("MODEL", MODEL_FOLDER))
-        .arg(
-            Arg::new("DATA")
-                .num_args(1..)
-                .required_unless_present("multiple-choice")
-                .value_parser(NonEmptyStringValueParser::new())
-                .help(data),
-        )
-        .arg(text_flag("multiple-choice", "FILE", questions).num_args(1..))
-        .arg(
-            text_flag("write-choices", "FILE", "Writes a line of JSON for each question: what the model chose, and why")
-                .requires("multiple-choice"),
-        )
-        .arg(
-            Arg::new("samples")
-                .long("samples")
-                .value_name("N")
-                .value_parser(value_parser!(u64).range(1..))
-                .help("Largest number of samples of each data set, and of questions of each file. If not given: all"),
-        );
-    with_run_flags(eval)
+/// The flags of `trainer eval`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    #[arg(value_name = "MODEL", value_parser = path(), help = MODEL_FOLDER)]
+    model: PathBuf,
+    /// Data sets: files of text, JSON lines, Parquet or tokens, or folders of them. Each has a loss of its own.
+    #[arg(value_name = "DATA", num_args = 1.., required_unless_present = "multiple_choice", value_parser = filled())]
+    data: Vec<String>,
+    /// Multiple-choice questions: JSON lines as HellaSwag has them, or with context, choices and gold.
+    #[arg(long, value_name = "FILE", action = ArgAction::Set, num_args = 1.., value_parser = filled())]
+    multiple_choice: Vec<String>,
+    /// Writes a line of JSON for each question: what the model chose, and why.
+    #[arg(long, value_name = "FILE", value_parser = path(), requires = "multiple_choice")]
+    write_choices: Option<PathBuf>,
+    /// Largest number of samples of each data set, and of questions of each file. If not given: all.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    samples: Option<u64>,
+    #[command(flatten)]
+    run: RunFlags,
 }
 
-/// The evaluation that a command line asks for. Everything that is wrong with it is added to `mistakes`: a flag for something
-/// that the arguments name, too. `None` for a folder without a model.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<EvalRequest> {
-    let model = PathBuf::from(text(matches, "MODEL").unwrap_or_default());
-    for (key, argument) in [("model.init_from", "MODEL"), ("data.path", "DATA"), ("data.validation_path", "DATA")] {
-        if sets_option(matches, key) {
-            let rule = format!("the argument {argument} names it: trainer eval MODEL DATA...");
-            mistakes.add(UserError::new(format!("eval with {key}"), rule, format!("leave out {key}")));
-            mistakes.doubt([key]);
+impl Flags {
+    /// The evaluation that a command line asks for. Everything that is wrong with it is added to `mistakes`: a flag for
+    /// something that the arguments name, too. `None` for a folder without a model.
+    pub(super) fn request(self, mistakes: &mut Mistakes) -> Option<EvalRequest> {
+        for (key, argument) in [("model.init_from", "MODEL"), ("data.path", "DATA"), ("data.validation_path", "DATA")] {
+            if sets_option(&self.run, key) {
+                let rule = format!("the argument {argument} names it: trainer eval MODEL DATA...");
+                mistakes.add(UserError::new(format!("eval with {key}"), rule, format!("leave out {key}")));
+                mistakes.doubt([key]);
+            }
         }
+        let model = mistakes.keep(Pretrained::open(&self.model))?;
+        let preset = mistakes.keep(preset(&model))?;
+        let preset: Vec<(&str, &str)> = preset.iter().map(|(key, value)| (&**key, &**value)).collect();
+        let run = request_from(&self.run, &preset, Some(model), mistakes);
+        let Flags { data, multiple_choice, samples, write_choices, .. } = self;
+        Some(EvalRequest { run, data, multiple_choice, samples, write_choices })
     }
-    let model = mistakes.keep(Pretrained::open(&model))?;
-    let preset = mistakes.keep(preset(&model))?;
-    let preset: Vec<(&str, &str)> = preset.iter().map(|(key, value)| (&**key, &**value)).collect();
-    Some(EvalRequest {
-        run: request_from(matches, &preset, Some(model), mistakes),
-        data: matches.get_many::<String>("DATA").into_iter().flatten().cloned().collect(),
-        multiple_choice: matches.get_many::<String>("multiple-choice").into_iter().flatten().cloned().collect(),
-        samples: matches.get_one("samples").copied(),
-        write_choices: text(matches, "write-choices").map(PathBuf::from),
-    })
 }
 
 /// The options that follow from the model: its folder, and its run's precision and tokenizer.

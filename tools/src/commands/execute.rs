@@ -138,15 +138,23 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         Request::Top(folder) => finish(top::run(&folder)),
         Request::Convert(request) => finish(convert::run(&request)),
         Request::Import(request) => finish(import::run(&request).map(|text| text.trim_end().into())),
-        Request::Sample(request) => sample::run(&request, env),
-        Request::Chat(request) => chat::run(&request, env),
+        Request::Sample(request) => summarise(sample::run(&request, env)),
+        Request::Chat(request) => summarise(chat::run(&request, env)),
     }
+}
+
+/// Shows the summary of a command that has printed its result, or fails with its error; returns the exit code.
+fn summarise(result: Result<String, RunError>) -> i32 {
+    finished(result.map(|summary| warn(&summary)))
 }
 
 /// Prints the result of a command, or fails with its error; returns the exit code.
 fn finish(result: Result<String, RunError>) -> i32 {
-    let printed = result.and_then(|text| print(&text).map_err(file_error("standard output".into())));
-    match printed {
+    finished(result.and_then(|text| print(&text).map_err(file_error("standard output".into()))))
+}
+
+fn finished(result: Result<(), RunError>) -> i32 {
+    match result {
         Ok(()) => 0,
         Err(error) => fail(true, error.exit_code(), &error.to_string()),
     }

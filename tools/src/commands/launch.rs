@@ -3,50 +3,28 @@
 use std::ffi::OsString;
 use std::iter::once;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Args, Command};
 use common::{Mistakes, UserError};
 use device::cuda::gpu_count;
 use launch::watch::WatchSettings;
 use launch::{Launcher, Mpirun, RankEnv};
 
-use super::args::{Parsed, parse_line};
+use super::args::{Parsed, parse_line, read, whole};
 use trainer::config::plan::RunPlan;
 use trainer::config::{DeviceChoice, RunConfig};
 use trainer::run::accelerator::Accelerator;
 use trainer::run::ranks::{fail, refuse};
 
 /// Ranks to start.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
 pub struct LaunchRequest {
-    /// `None`: one for each visible GPU, or a single one.
+    /// Number of ranks. If not given: one for each visible GPU, or a single one.
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole(1..=4096))]
     ranks: Option<usize>,
-    /// The trainer's flags, alike for all ranks.
+    /// The trainer's flags, the same for all ranks; or `bench`, `profile` or `doctor` with their flags.
+    #[arg(value_name = "FLAGS", last = true, num_args = 0..)]
     flags: Vec<OsString>,
-}
-
-pub(super) fn command() -> Command {
-    Command::new("launch")
-        .about("Starts ranks on this machine, by mpirun: trainer launch -n 4 -- FLAGS")
-        .arg(
-            Arg::new("ranks")
-                .short('n')
-                .long("ranks")
-                .value_name("N")
-                .value_parser(value_parser!(u32).range(1..=4096))
-                .help("Number of ranks. If not given: one for each visible GPU, or a single one"),
-        )
-        .arg(
-            Arg::new("flags").value_name("FLAGS").value_parser(value_parser!(OsString)).last(true).num_args(0..).help(
-                "The trainer's flags, the same for all ranks; or `bench`, `profile` or `doctor` with their flags",
-            ),
-        )
-}
-
-pub(super) fn request(matches: &ArgMatches) -> LaunchRequest {
-    LaunchRequest {
-        ranks: matches.get_one::<u32>("ranks").map(|ranks| *ranks as usize),
-        flags: matches.get_many("flags").into_iter().flatten().cloned().collect(),
-    }
 }
 
 impl LaunchRequest {
@@ -55,8 +33,9 @@ impl LaunchRequest {
     /// # Errors
     /// Flags that `launch` does not have, or a request for its help.
     pub(super) fn read(arguments: &[OsString]) -> Result<LaunchRequest, UserError> {
-        match parse_line(Command::new("trainer").subcommand(command()), arguments)? {
-            Parsed::Matches(matches) => matches.subcommand_matches("launch").map(request),
+        let launch = LaunchRequest::augment_args(Command::new("launch"));
+        match parse_line(Command::new("trainer").subcommand(launch), arguments)? {
+            Parsed::Matches(matches) => matches.subcommand_matches("launch").map(read),
             Parsed::Help(_) => None,
         }
         .ok_or_else(|| UserError::new("launch --help", "it starts no ranks", "leave out --help"))

@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Args, Command};
 
-use super::args::{positional, text};
+use super::args::path;
 use trainer::error::{RunError, file_error};
 
-pub(super) fn command() -> Command {
-    let folder: Arg = positional("folder", "Folder to write to, such as ~/.local/share/man/man1").value_name("FOLDER");
-    Command::new("man").about("Writes the manual's pages, one for each command").arg(folder)
-}
-
-pub(super) fn folder(matches: &ArgMatches) -> PathBuf {
-    text(matches, "folder").unwrap_or_default().into()
+/// The flags of `trainer man`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// Folder to write to, such as ~/.local/share/man/man1.
+    #[arg(value_name = "FOLDER", value_parser = path())]
+    pub(super) folder: PathBuf,
 }
 
 /// Writes a page for the command line `of`, and for each of its commands. Returns a message for the user.

@@ -7,7 +7,6 @@ mod args;
 pub mod batches;
 pub mod bench;
 mod chat;
-mod checkpoint;
 pub mod cli;
 mod completions;
 mod configs;

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::Args;
 use common::Mistakes;
 use common::terminal::print;
 use device::Device;
 
-use super::args::{sets_option, text, text_flag, train_request, with_run_flags};
-use super::bench::{case_argument, chosen_case, refuse_files};
+use super::args::path;
+use super::bench::{self, BenchRequest};
 use super::report::check_output;
 use crate::profile::{measure, page, table};
 use trainer::config::plan::RunPlan;
@@ -18,7 +18,7 @@ use trainer::error::{RunError, file_error};
 use trainer::process_group::ProcessGroup;
 
 /// Steps in each scope, unless the command line sets `train.steps`.
-const STEPS: usize = 20;
+pub(super) const STEPS: usize = 20;
 
 /// The longest that the steps of a scope may take, in seconds.
 const PATIENCE: f64 = 10.0;
@@ -34,30 +34,28 @@ pub struct ProfileRequest {
     html: Option<PathBuf>,
 }
 
-pub(super) fn command() -> Command {
-    let profile = Command::new("profile")
-        .about(format!(
-            "Measures steps without graphs and in each scope, on random data, and says what graphs gain and what takes the \
-             time; takes the flags of a training run. {STEPS} steps a scope unless --steps is given"
-        ))
-        .arg(case_argument())
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON, with all ranks and all operations"))
-        .arg(text_flag("html", "FILE", "Also write a page"));
-    with_run_flags(profile)
+/// The flags of `trainer profile`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// Print JSON, with all ranks and all operations.
+    #[arg(long)]
+    json: bool,
+    /// Also write a page.
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    steps: bench::Flags,
 }
 
-/// The profile that a command line asks for. Everything that is wrong with the flags is added to `mistakes`, also a file that
-/// only a training run writes.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> ProfileRequest {
-    let mut run = train_request(matches, &chosen_case(matches), mistakes);
-    mistakes.keep(refuse_files("profile", &run));
-    let most = if sets_option(matches, "train.steps") { usize::MAX } else { STEPS };
-    let steps = run.config.train.steps.min(most);
-    run.config.train.steps = steps;
-    run.config.train.epochs = None;
-    let html = text(matches, "html").map(PathBuf::from);
-    mistakes.keep(html.as_deref().map_or(Ok(()), |file| check_output("--html", "profile.html", file)));
-    ProfileRequest { run, steps, json: matches.get_flag("json"), html }
+impl Flags {
+    /// The profile that a command line asks for. Everything that is wrong with the flags is added to `mistakes`, also a file
+    /// that only a training run writes.
+    pub(super) fn request(self, mistakes: &mut Mistakes) -> ProfileRequest {
+        let BenchRequest { run, steps } = self.steps.request("profile", STEPS, mistakes);
+        mistakes.keep(self.html.as_deref().map_or(Ok(()), |file| check_output("--html", "profile.html", file)));
+        ProfileRequest { run, steps, json: self.json, html: self.html }
+    }
 }
 
 /// Measures on all ranks; rank 0 prints.

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::Args;
 use common::files::replace_file;
 use common::format::counted;
 use common::{Stop, UserError};
 
-use super::args::{text, text_flag};
+use super::args::path;
 use super::interruption::interruption;
 use crate::page::document::document;
 use crate::page::run::Run;
@@ -24,41 +23,18 @@ const INTERVAL: u64 = 5;
 const POLL: Duration = Duration::from_millis(50);
 
 /// The runs of a report, and its file.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
 pub struct ReportRequest {
-    runs: Vec<PathBuf>,
+    /// The page to write.
+    #[arg(long, value_name = "FILE", default_value = "report.html", value_parser = path())]
     output: PathBuf,
+    /// Writes the page again every 5 seconds until every run has done all its steps.
+    #[arg(long)]
     follow: bool,
-}
-
-pub(super) fn command() -> Command {
-    Command::new("report")
-        .about(
-            "Writes an HTML page about runs: curves, graphs, memory plan, timeline, events. The page needs no network",
-        )
-        .arg(text_flag("output", "FILE", "The page to write").default_value("report.html"))
-        .arg(
-            Arg::new("follow")
-                .long("follow")
-                .action(ArgAction::SetTrue)
-                .help("Writes the page again every 5 seconds until every run has done all its steps"),
-        )
-        .arg(
-            Arg::new("runs")
-                .value_name("RUN")
-                .value_parser(NonEmptyStringValueParser::new())
-                .num_args(1..)
-                .required(true)
-                .help("Folders of runs: what --log-dir named, runs/last if it was not set. Several runs are compared"),
-        )
-}
-
-pub(super) fn request(matches: &ArgMatches) -> ReportRequest {
-    ReportRequest {
-        runs: matches.get_many::<String>("runs").into_iter().flatten().map(Into::into).collect(),
-        output: text(matches, "output").unwrap_or_default().into(),
-        follow: matches.get_flag("follow"),
-    }
+    /// Folders of runs: what --log-dir named, runs/last if it was not set. Several runs are compared.
+    #[arg(value_name = "RUN", num_args = 1.., required = true, value_parser = path())]
+    runs: Vec<PathBuf>,
 }
 
 /// Writes the page; returns a line about it.

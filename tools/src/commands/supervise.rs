@@ -6,14 +6,14 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::Args;
 use common::files::open_file;
 use common::terminal::warn;
 use common::{Mistakes, UserError};
 use launch::watch::WatchSettings;
 use launch::{Ending, StateFolder, Supervised, give_state_folder, refused_as_root, supervise};
 
-use super::args::training_run;
+use super::args::{training_run, whole};
 use super::launch::LaunchRequest;
 use trainer::checkpoint::{copy_newest_state, is_in_use, newest_step};
 use trainer::config::Resume;
@@ -38,31 +38,34 @@ pub struct SuperviseRequest {
     watch: WatchSettings,
 }
 
-pub(super) fn command() -> Command {
-    let run = Arg::new("command").value_name("COMMAND").value_parser(value_parser!(OsString));
-    Command::new("supervise")
-        .about("Runs a training command, and starts it again when it fails: trainer supervise -- trainer launch -n 8 -- --save DIR")
-        .arg(max_restarts())
-        .arg(run.last(true).required(true).num_args(1..).help("Command to run. It ends with the trainer and its flags"))
+/// The flags of `trainer supervise`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    #[command(flatten)]
+    restarts: Restarts,
+    /// Command to run. It ends with the trainer and its flags.
+    #[arg(value_name = "COMMAND", last = true, required = true)]
+    command: Vec<OsString>,
 }
 
-/// The flag of `trainer supervise`. `trainer job` passes it on.
-pub(super) fn max_restarts() -> Arg {
-    Arg::new("max-restarts")
-        .long("max-restarts")
-        .value_name("N")
-        .default_value("3")
-        .value_parser(value_parser!(u32).range(..=1000))
-        .help("Give up after more than this many starts in a row without a new checkpoint")
+/// The flag of `trainer supervise` that `trainer job` passes on.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Restarts {
+    /// Give up after more than this many starts in a row without a new checkpoint.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = whole(..=1000))]
+    pub(super) max_restarts: usize,
 }
 
-/// The command that a command line asks to supervise.
-///
-/// # Errors
-/// As [`SuperviseRequest::new`].
-pub(super) fn request(matches: &ArgMatches) -> Result<SuperviseRequest, UserError> {
-    let command = matches.get_many::<OsString>("command").into_iter().flatten().cloned().collect();
-    SuperviseRequest::new(command, matches.get_one::<u32>("max-restarts").map_or(0, |&number| number as usize))
+impl Flags {
+    /// The command that a command line asks to supervise.
+    ///
+    /// # Errors
+    /// As [`SuperviseRequest::new`].
+    pub(super) fn request(self) -> Result<SuperviseRequest, UserError> {
+        SuperviseRequest::new(self.command, self.restarts.max_restarts)
+    }
 }
 
 impl SuperviseRequest {
@@ -85,8 +88,8 @@ impl SuperviseRequest {
         let line = &command[at..];
         let mut mistakes = Mistakes::default();
         let run = match line.get(1).is_some_and(|word| word == "launch") {
-            true => training_run(LaunchRequest::read(line)?.rank_line(), &mut mistakes),
-            false => training_run(line.iter().cloned(), &mut mistakes),
+            true => training_run(LaunchRequest::read(line)?.rank_line().skip(1), &mut mistakes),
+            false => training_run(line.iter().skip(1), &mut mistakes),
         };
         let config = run.map(|run| run.config);
         let watch = config.as_ref().and_then(|config| mistakes.keep(watch_settings(&config.parallel)));

@@ -1,13 +1,11 @@
 //! `trainer verify layout`: whether a layout has the numbers of one rank.
 
-use std::ffi::OsString;
-
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::Args;
 use common::Mistakes;
 use common::format::counted;
 use common::terminal::warn;
 
-use super::args::training_run;
+use super::args::{training_run, whole};
 use crate::verify::{STEPS, Trial, Verdict, trials, words};
 use trainer::config::request::TrainRequest;
 use trainer::error::RunError;
@@ -21,40 +19,28 @@ pub struct VerifyRequest {
     dry_run: bool,
 }
 
-pub(super) fn command() -> Command {
-    let layout = Command::new("layout")
-        .about(
-            "Trains a small model with the run's features in its layout, on threads of this host, and compares losses, \
-             gradients and updates with those of one rank: trainer verify layout --ranks 8 -- FLAGS",
-        )
-        .arg(
-            Arg::new("ranks")
-                .long("ranks")
-                .value_name("N")
-                .value_parser(value_parser!(u32).range(1..=1 << 17))
-                .required(true)
-                .help("Ranks of the run"),
-        )
-        .arg(
-            Arg::new("dry-run")
-                .long("dry-run")
-                .action(ArgAction::SetTrue)
-                .help("Prints what would be compared, and stops"),
-        )
-        .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"));
-    Command::new("verify")
-        .about("Verifies a run's layout before the run: the same numbers as one rank")
-        .subcommand_required(true)
-        .subcommand(layout)
+/// The flags of `trainer verify layout`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// Ranks of the run.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1 << 17))]
+    ranks: usize,
+    /// Prints what would be compared, and stops.
+    #[arg(long)]
+    dry_run: bool,
+    /// The trainer's flags.
+    #[arg(value_name = "FLAGS", last = true, num_args = 0..)]
+    flags: Vec<String>,
 }
 
-/// The layout that a command line asks for. Everything that is wrong with the flags is added to `mistakes`.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<VerifyRequest> {
-    let (_, matches) = matches.subcommand()?;
-    let flags = matches.get_many::<String>("flags").into_iter().flatten().map(OsString::from);
-    let run = training_run([OsString::from("trainer")].into_iter().chain(flags), mistakes)?;
-    let ranks = matches.get_one::<u32>("ranks").map_or(1, |ranks| *ranks as usize);
-    Some(VerifyRequest { run, ranks, dry_run: matches.get_flag("dry-run") })
+impl Flags {
+    /// The layout that a command line asks for. Everything that is wrong with the flags is added to `mistakes`.
+    pub(super) fn request(self, mistakes: &mut Mistakes) -> Option<VerifyRequest> {
+        let Flags { ranks, dry_run, flags } = self;
+        let run = training_run(flags, mistakes)?;
+        Some(VerifyRequest { run, ranks, dry_run })
+    }
 }
 
 /// Compares every layout with one rank; returns what was compared, in lines.

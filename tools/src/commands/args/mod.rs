@@ -8,14 +8,16 @@ mod unsupported_flags;
 
 use std::ffi::OsString;
 use std::iter;
+use std::ops::RangeBounds;
+use std::path::PathBuf;
 
 use clap::builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Arg, ArgMatches, Command};
+use clap::{ArgMatches, Command, FromArgMatches, value_parser};
 use common::{Choice, Mistakes, UserError};
 
 pub(crate) use run_flags::{
-    flag_values, numbers_of_values, request_from, sets_option, train_request, training_run, with_run_flags,
+    RunFlags, flag_values, numbers_of_values, request_from, sets_option, train_request, training_run,
 };
 use trainer::config::DeviceChoice;
 use trainer::config::megatron::words;
@@ -93,6 +95,11 @@ pub(crate) fn read_line(command: Command, arguments: &[OsString], mistakes: &mut
     None
 }
 
+/// The flags of a line that clap has read.
+pub(crate) fn read<F: FromArgMatches>(matches: &ArgMatches) -> F {
+    F::from_arg_matches(matches).unwrap_or_else(|error| unreachable!("clap has checked the line: {error}"))
+}
+
 /// The keys of the options that a text names, by key or by flag.
 fn keys_in(text: &str) -> Vec<&'static str> {
     let words: Vec<&str> = text.split(|c: char| !(c.is_ascii_alphanumeric() || "_.-".contains(c))).collect();
@@ -144,26 +151,25 @@ fn with_modules(mut flags: Vec<OsString>) -> Vec<OsString> {
 pub(crate) const MODEL_FOLDER: &str = "A checkpoint, a folder of them (the newest is taken; DIR/best is \
                                         the best), a Hugging Face model, or adapters of PEFT";
 
-/// A flag `--name VALUE`. The value is text that is not empty.
-pub(crate) fn text_flag(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name(value).value_parser(NonEmptyStringValueParser::new()).help(help)
+/// Text that is not empty, as the value of a flag.
+pub(crate) fn filled() -> NonEmptyStringValueParser {
+    NonEmptyStringValueParser::new()
 }
 
-/// A required argument without a flag. Its value is text that is not empty.
-pub(crate) fn positional(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).value_parser(NonEmptyStringValueParser::new()).required(true).help(help)
+/// A path, as the value of a flag.
+pub(crate) fn path() -> impl TypedValueParser<Value = PathBuf> {
+    filled().map(PathBuf::from)
 }
 
-/// The flag `--device` of commands that do not train.
-pub(crate) fn device_flag(help: &'static str) -> Arg {
+/// A whole number of a range, as the value of a flag.
+pub(crate) fn whole(range: impl RangeBounds<i64>) -> impl TypedValueParser<Value = usize> {
+    value_parser!(u32).range(range).map(|number| number as usize)
+}
+
+/// The value of the flag `--device` of commands that do not train.
+pub(crate) fn device() -> impl TypedValueParser<Value = DeviceChoice> {
     let key = "train.device";
     let word = |word: &&'static str| PossibleValue::new(*word).aliases(words::others(key, word));
     let parser = PossibleValuesParser::new(DeviceChoice::WORDS.iter().map(word));
-    let parser = parser.try_map(move |word| DeviceChoice::from_word(&words::ours(key, &word)).ok_or("unknown word"));
-    Arg::new("device").long("device").value_parser(parser).default_value(DeviceChoice::Auto.word()).help(help)
-}
-
-/// The value of a text argument.
-pub(crate) fn text(matches: &ArgMatches, name: &str) -> Option<String> {
-    matches.get_one::<String>(name).cloned()
+    parser.try_map(move |word| DeviceChoice::from_word(&words::ours(key, &word)).ok_or("unknown word"))
 }

@@ -6,12 +6,12 @@ use std::iter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use common::escape::toml_strings;
 use common::{Mistakes, UserError};
 
 use super::followed::follow;
-use super::{Parsed, keys_in, megatron_flags, read_line, text_flag};
+use super::{Parsed, filled, keys_in, megatron_flags, path, read, read_line};
 use trainer::checkpoint::{changed_meaning, named_tokenizer, start_folder};
 use trainer::config::megatron::{our_flag, words};
 use trainer::config::options::{Kind, OptionSpec, find, options};
@@ -56,45 +56,65 @@ const COMMON: [&str; 32] = [
     "logging.interval",
 ];
 
+/// The flags of a training run that are no options.
+#[derive(Args, Debug)]
+#[group(skip)]
+struct Beside {
+    /// TOML file, or the name of a recipe (`trainer configs list`). Flags override it.
+    #[arg(long, value_name = "FILE", value_parser = filled())]
+    config: Option<String>,
+    /// Sets any option by its TOML key, over everything else.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Prints the plan and stops; takes no memory.
+    #[arg(long)]
+    dry_run: bool,
+    /// With --dry-run: fails unless the plan fits this GPU, one of `trainer plan`.
+    #[arg(long, value_name = "GPU", value_parser = filled(), requires = "dry_run")]
+    gpu: Option<String>,
+    /// Checks every operation and graph launch for races, stale reads and use after free.
+    #[arg(long)]
+    check_graphs: bool,
+    /// Writes all graphs to FILE as JSON; beside it, ending in .dot, .svg and .txt, Graphviz, a picture and the step as a list.
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    graph_report: Option<PathBuf>,
+    /// Log messages to show: a level, or target=level pairs.
+    #[arg(long, value_name = "FILTER", default_value = "warn")]
+    log: String,
+}
+
+/// The flags of a training run, as a command line has them.
+#[derive(Debug)]
+pub(crate) struct RunFlags {
+    beside: Beside,
+    /// Of these the flags of options, and Megatron's.
+    matches: ArgMatches,
+}
+
+impl FromArgMatches for RunFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<RunFlags, clap::Error> {
+        Ok(RunFlags { beside: Beside::from_arg_matches(matches)?, matches: matches.clone() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = RunFlags::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for RunFlags {
+    fn augment_args(command: Command) -> Command {
+        with_run_flags(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        with_run_flags(command)
+    }
+}
+
 /// Adds the flags of a training run to a command.
-pub(crate) fn with_run_flags(mut command: Command) -> Command {
-    let switch =
-        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    command = command
-        .arg(text_flag(
-            "config",
-            "FILE",
-            "TOML file, or the name of a recipe (`trainer configs list`). Flags override it",
-        ))
-        .arg(
-            Arg::new("set")
-                .long("set")
-                .value_name("KEY=VALUE")
-                .action(ArgAction::Append)
-                .help("Sets any option by its TOML key, over everything else"),
-        )
-        .arg(switch("dry-run", "Prints the plan and stops; takes no memory"))
-        .arg(
-            text_flag("gpu", "GPU", "With --dry-run: fails unless the plan fits this GPU, one of `trainer plan`")
-                .requires("dry-run"),
-        )
-        .arg(switch(
-            "check-graphs",
-            "Checks every operation and graph launch for races, stale reads and use after free",
-        ))
-        .arg(text_flag(
-            "graph-report",
-            "FILE",
-            "Writes all graphs to FILE as JSON; beside it, ending in .dot, .svg and .txt, Graphviz, a picture and the step as a list",
-        ))
-        .arg(
-            Arg::new("log")
-                .long("log")
-                .value_name("FILTER")
-                .default_value("warn")
-                .help("Log messages to show: a level, or target=level pairs"),
-        );
-    command = megatron_flags::with_megatron_flags(command);
+fn with_run_flags(command: Command) -> Command {
+    let mut command = megatron_flags::with_megatron_flags(Beside::augment_args(command));
     for option in options() {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
@@ -128,18 +148,19 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
 /// The training run that the flags ask for. Flags override the `preset` of a command. The preset overrides a config
 /// file. Every mistake in the flags and in the files that they name is added to `mistakes`; the run is then without what is
 /// wrong.
-pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> TrainRequest {
-    request_from(matches, preset, None, mistakes)
+pub(crate) fn train_request(flags: &RunFlags, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> TrainRequest {
+    request_from(flags, preset, None, mistakes)
 }
 
 /// As [`train_request`], from a model that is open already.
 pub(crate) fn request_from(
-    matches: &ArgMatches,
+    flags: &RunFlags,
     preset: &[(&str, &str)],
     opened: Option<Pretrained>,
     mistakes: &mut Mistakes,
 ) -> TrainRequest {
-    let mut sources = option_values(matches, preset, mistakes);
+    let RunFlags { beside: Beside { dry_run, check_graphs, graph_report, log, gpu, .. }, matches } = flags;
+    let mut sources = option_values(flags, preset, mistakes);
     mistakes.keep(sources.ensure_one_length());
     let mut notices = megatron_flags::notices(matches, &sources.resolve());
     notices.extend(sources.notices());
@@ -161,7 +182,6 @@ pub(crate) fn request_from(
     notices.extend(mistakes.keep(follow(&mut sources, &folders)).unwrap_or_default());
     let config = sources.resolve();
     megatron_flags::check_agreement(matches, &config, mistakes);
-    let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
     if let Some(path) = graph_report.as_ref().filter(|path| beside(path).contains(path)) {
         mistakes.add(UserError::new(
             format!("--graph-report {}", path.display()),
@@ -172,12 +192,12 @@ pub(crate) fn request_from(
     TrainRequest {
         began: Instant::now(),
         config,
-        dry_run: matches.get_flag("dry-run"),
-        check_graphs: matches.get_flag("check-graphs"),
-        graph_report,
-        log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
+        dry_run: *dry_run,
+        check_graphs: *check_graphs,
+        graph_report: graph_report.clone(),
+        log: log.clone(),
         given: sources.given(),
-        gpu: matches.get_one::<String>("gpu").cloned(),
+        gpu: gpu.clone(),
         notices,
     }
 }
@@ -239,24 +259,24 @@ fn find_tokenizer(sources: &mut ConfigSources) -> Result<(), UserError> {
     }
 }
 
-/// The training run that a command line of the trainer asks for. `arguments` begin with the program's name. Everything that
-/// is wrong with it is added to `mistakes`, also a command line that does not train. `None` if nothing can be read.
+/// The training run that these flags of the trainer ask for. Everything that is wrong with them is added to `mistakes`, also a
+/// command line that does not train. `None` if nothing can be read.
 pub(crate) fn training_run(
-    arguments: impl IntoIterator<Item = OsString>,
+    flags: impl IntoIterator<Item = impl Into<OsString>>,
     mistakes: &mut Mistakes,
 ) -> Option<TrainRequest> {
-    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let line: Vec<OsString> = iter::once("trainer".into()).chain(flags.into_iter().map(Into::into)).collect();
     let does_not_train = || {
         let rule = "the trainer's flags are those of a training run, which ends with its last step";
         UserError::new("these flags do not train", rule, "leave out the subcommand, --help or --dry-run")
     };
     // Without a flag in front it is a subcommand.
-    if arguments.get(1).and_then(|first| first.to_str()).is_some_and(|first| !first.starts_with('-')) {
+    if line.get(1).and_then(|first| first.to_str()).is_some_and(|first| !first.starts_with('-')) {
         mistakes.add(does_not_train());
         return None;
     }
-    let run = match read_line(with_run_flags(Command::new("trainer")), &arguments, mistakes)? {
-        Parsed::Matches(matches) => Some(train_request(&matches, &[], mistakes)).filter(|run| !run.dry_run),
+    let run = match read_line(with_run_flags(Command::new("trainer")), &line, mistakes)? {
+        Parsed::Matches(matches) => Some(train_request(&read(&matches), &[], mistakes)).filter(|run| !run.dry_run),
         Parsed::Help(_) => None,
     };
     mistakes.keep(run.ok_or_else(does_not_train))
@@ -271,7 +291,7 @@ pub(crate) fn flag_values(
 ) -> Option<(ConfigSources, Vec<String>)> {
     match read_line(with_run_flags(Command::new("trainer")), arguments, mistakes)? {
         Parsed::Matches(matches) => {
-            let sources = option_values(&matches, preset, mistakes);
+            let sources = option_values(&read(&matches), preset, mistakes);
             let config = sources.resolve();
             megatron_flags::check_agreement(&matches, &config, mistakes);
             let mut notices = megatron_flags::notices(&matches, &config);
@@ -300,12 +320,13 @@ pub(crate) fn numbers_of_values() -> HashMap<String, usize> {
 
 /// The values of the command line: the preset, the file, and the flags over both. Values that are wrong are added to
 /// `mistakes`, and are not set.
-fn option_values(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> ConfigSources {
+fn option_values(flags: &RunFlags, preset: &[(&str, &str)], mistakes: &mut Mistakes) -> ConfigSources {
+    let RunFlags { beside, matches } = flags;
     let mut sources = ConfigSources::default();
     for (key, value) in preset {
         mistakes.keep(sources.set(key, value, "preset"));
     }
-    if let Some(path) = matches.get_one::<String>("config")
+    if let Some(path) = &beside.config
         && let Err(error) = read_config(path, &mut sources)
     {
         // A file that cannot be read may set anything.
@@ -329,14 +350,14 @@ fn option_values(matches: &ArgMatches, preset: &[(&str, &str)], mistakes: &mut M
             mistakes.doubt(options().iter().filter(|of| follows(of)).map(|of| of.key));
         }
     }
-    for pair in matches.get_many::<String>("set").into_iter().flatten() {
+    for pair in &beside.set {
         if let Err(error) = sources.set_pair(pair) {
             let keys = keys_in(&error.to_string());
             mistakes.add(error);
             mistakes.doubt(keys);
         }
     }
-    megatron_flags::set_computed(matches, &mut sources, |key| sets_option(matches, key), mistakes);
+    megatron_flags::set_computed(matches, &mut sources, |key| sets_option(flags, key), mistakes);
     sources
 }
 
@@ -394,7 +415,7 @@ fn refuse_second_name(matches: &ArgMatches, option: &OptionSpec, texts: &[&Strin
 }
 
 /// Whether the command line sets an option, by its flag or by `--set`.
-pub(crate) fn sets_option(matches: &ArgMatches, key: &str) -> bool {
-    let mut set = matches.get_many::<String>("set").into_iter().flatten();
-    matches.contains_id(key) || set.any(|pair| pair.split_once('=').is_some_and(|(set, _)| set.trim() == key))
+pub(crate) fn sets_option(flags: &RunFlags, key: &str) -> bool {
+    let mut set = flags.beside.set.iter();
+    flags.matches.contains_id(key) || set.any(|pair| pair.split_once('=').is_some_and(|(set, _)| set.trim() == key))
 }

@@ -6,9 +6,9 @@ mod input;
 use std::io::{IsTerminal, Write, stdin, stdout};
 use std::time::Instant;
 
-use clap::{ArgMatches, Command};
+use clap::Args;
 use common::format::counted;
-use common::terminal::{Screen, warn, write_to};
+use common::terminal::{warn, write_to};
 use common::{Mistakes, UserError};
 use data::{ChatTemplate, TextStream};
 use device::Device;
@@ -17,11 +17,10 @@ use launch::RankEnv;
 
 use self::answer::Answer;
 use self::input::Input;
-use super::args::{text, text_flag};
-use super::sample::{self, Loaded, SampleRequest, any, generation_request, open_device, with_generation_flags};
+use super::args::filled;
+use super::sample::{self, GenerationFlags, Loaded, SampleRequest, open_device, output};
 use trainer::error::{RunError, file_error};
 use trainer::generation::{Generator, Sampler};
-use trainer::run::ranks::fail;
 
 /// Tokens that are read at a time, of a prompt.
 const READ_AT_A_TIME: usize = 256;
@@ -37,19 +36,26 @@ pub struct ChatRequest {
     pub chat_template: Option<String>,
 }
 
-pub(super) fn command() -> Command {
-    let template = "chatml, llama3, gemma, mistral, or a file with a chat template. If not given: the one of training, or of the model";
-    let chat = Command::new("chat")
-        .about("Talks with a trained model: each line of the input is a message, each answer is printed")
-        .arg(any("system", "TEXT", "System message before the first message"))
-        .arg(text_flag("chat-template", "TEMPLATE", template));
-    with_generation_flags(chat, "1000")
+/// The flags of `trainer chat`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// System message before the first message.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+    /// chatml, llama3, gemma, mistral, or a file with a chat template. If not given: the one of training, or of the model.
+    #[arg(long, value_name = "TEMPLATE", value_parser = filled())]
+    chat_template: Option<String>,
+    #[command(flatten)]
+    generation: GenerationFlags<1000>,
 }
 
-/// The conversation that a command line asks for. Numbers out of range are added to `mistakes`.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> ChatRequest {
-    let generation = generation_request(matches, mistakes);
-    ChatRequest { generation, system: text(matches, "system"), chat_template: text(matches, "chat-template") }
+impl Flags {
+    /// The conversation that a command line asks for. Numbers out of range are added to `mistakes`.
+    pub(super) fn request(self, mistakes: &mut Mistakes) -> ChatRequest {
+        let generation = self.generation.request(mistakes);
+        ChatRequest { generation, system: self.system, chat_template: self.chat_template }
+    }
 }
 
 /// The model of a conversation, and its template. What is wrong is added to `mistakes`.
@@ -59,35 +65,25 @@ pub(super) fn check(request: &ChatRequest, env: &RankEnv, mistakes: &mut Mistake
     Some((loaded, template))
 }
 
-/// Talks until the input ends; returns the exit code.
-pub(super) fn run(request: &ChatRequest, env: &RankEnv) -> i32 {
-    let talked = || -> Result<String, RunError> {
-        let mut mistakes = Mistakes::default();
-        let checked = check(request, env, &mut mistakes);
-        mistakes.end()?;
-        let Some((loaded, template)) = checked else { unreachable!("a request without mistakes has a model") };
-        let device = open_device(&request.generation, env)?;
-        warn(&loaded.describe());
-        let is_asked = stdin().is_terminal() && stdout().is_terminal();
-        if is_asked {
-            warn("a message is a line; the arrow keys bring back earlier ones; Ctrl-D ends the conversation");
-        }
-        let mut chat = Chat::new(request, &loaded, &template, &device)?;
-        let mut lines = stdin().lock();
-        let mut input = if is_asked { Input::terminal()? } else { Input::Lines(&mut lines) };
-        // A model may write anything. Files and other programs get all of it as it is.
-        match stdout().is_terminal() {
-            true => chat.talk(&mut input, &mut Screen),
-            false => chat.talk(&mut input, &mut stdout()),
-        }
-    };
-    match talked() {
-        Ok(summary) => {
-            warn(&summary);
-            0
-        }
-        Err(error) => fail(true, error.exit_code(), &error.to_string()),
+/// Talks until the input ends; returns a summary.
+///
+/// # Errors
+/// What is wrong with the request; a terminal, device or file that fails.
+pub(super) fn run(request: &ChatRequest, env: &RankEnv) -> Result<String, RunError> {
+    let mut mistakes = Mistakes::default();
+    let checked = check(request, env, &mut mistakes);
+    mistakes.end()?;
+    let Some((loaded, template)) = checked else { unreachable!("a request without mistakes has a model") };
+    let device = open_device(&request.generation, env)?;
+    warn(&loaded.describe());
+    let is_asked = stdin().is_terminal() && stdout().is_terminal();
+    if is_asked {
+        warn("a message is a line; the arrow keys bring back earlier ones; Ctrl-D ends the conversation");
     }
+    let mut chat = Chat::new(request, &loaded, &template, &device)?;
+    let mut lines = stdin().lock();
+    let mut input = if is_asked { Input::terminal()? } else { Input::Lines(&mut lines) };
+    chat.talk(&mut input, &mut *output())
 }
 
 /// A conversation.

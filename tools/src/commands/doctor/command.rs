@@ -2,9 +2,6 @@
 
 use std::cell::RefCell;
 
-use std::path::PathBuf;
-
-use clap::{Arg, ArgAction, ArgMatches, Command};
 use common::UserError;
 use common::format::counted;
 use launch::RankEnv;
@@ -12,42 +9,16 @@ use launch::watch::WatchSettings;
 use parallel::{Axis, Connections, Mesh, MeshSizes, Placement};
 
 use super::{DoctorRequest, card_table, check};
-use crate::commands::args::{device_flag, text, text_flag};
 use crate::commands::report::check_output;
-use trainer::config::{DeviceChoice, TensorTransfers};
+use trainer::config::TensorTransfers;
 use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::ranks::{Joined, on_all_ranks, refuse};
 
-pub(crate) fn command() -> Command {
-    let switch =
-        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    Command::new("doctor")
-        .about("Checks the machine: libraries, every operation against the host device, speed")
-        .arg(switch("json", "Print JSON"))
-        .arg(switch("quick", "Do not measure rates"))
-        .arg(switch("verbose", "Print a line for each check, also for those that passed"))
-        .arg(text_flag(
-            "card",
-            "FILE",
-            "Instead of checking, measure the GPU and write the file about it that `trainer plan --gpu FILE` reads",
-        ))
-        .arg(device_flag("Device to examine"))
-}
-
-/// The check that a command line asks for.
-///
-/// # Errors
-/// A file that cannot be written.
-pub(crate) fn request(matches: &ArgMatches) -> Result<DoctorRequest, UserError> {
-    let card = text(matches, "card").map(PathBuf::from);
-    card.as_deref().map_or(Ok(()), |file| check_output("--card", "h200.toml", file))?;
-    Ok(DoctorRequest {
-        device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),
-        quick: matches.get_flag("quick"),
-        json: matches.get_flag("json"),
-        verbose: matches.get_flag("verbose"),
-        card,
-    })
+impl DoctorRequest {
+    /// Fails if the file that the request names cannot be written.
+    pub(crate) fn check(&self) -> Result<(), UserError> {
+        self.card.as_deref().map_or(Ok(()), |file| check_output("--card", "h200.toml", file))
+    }
 }
 
 /// Checks the machine on all ranks; returns the exit code.

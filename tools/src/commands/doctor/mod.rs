@@ -11,6 +11,8 @@ mod transfers;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use clap::Args;
+use common::Choice;
 use common::format::counted;
 use common::terminal::{print, say, shows_status, status, warn};
 use device::cuda::{FP8_CAPABILITY, compile_sets, library_versions, why_no_gpu};
@@ -19,25 +21,32 @@ use device::{Communicator, Device, Stream};
 use engine::precision::Precision;
 use parallel::NcclVersion;
 
-pub(crate) use command::{command, request, run};
+use crate::commands::args::{device, path};
+pub(crate) use command::run;
 pub use finding::{Finding, Verdict};
 use rates::Unit;
 use trainer::config::DeviceChoice;
 use trainer::report::gpu_peak::peak_tflops;
 
 /// The checks to make.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
 pub struct DoctorRequest {
-    /// The device to check.
-    pub device: DeviceChoice,
-    /// Leave out the rates.
-    pub quick: bool,
     /// Print JSON.
+    #[arg(long)]
     pub json: bool,
-    /// Print a line for each check.
+    /// Do not measure rates.
+    #[arg(long)]
+    pub quick: bool,
+    /// Print a line for each check, also for those that passed.
+    #[arg(long)]
     pub verbose: bool,
-    /// Instead of checking: measure the GPU and write the file that `trainer plan` reads.
+    /// Instead of checking, measure the GPU and write the file about it that `trainer plan --gpu FILE` reads.
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub card: Option<PathBuf>,
+    /// Device to examine.
+    #[arg(long, value_name = "device", default_value = DeviceChoice::Auto.word(), value_parser = device())]
+    pub device: DeviceChoice,
 }
 
 /// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` are all

@@ -13,15 +13,15 @@ mod shell_words;
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::files::read_text;
 use common::format::counted;
 use common::terminal::warn;
 
 use self::recognise::Origin;
-use super::args::{positional, text};
+use super::args::{path, whole};
 use trainer::config::other_names::Trainer;
 use trainer::error::RunError;
 
@@ -29,11 +29,18 @@ use trainer::error::RunError;
 const LARGEST: u64 = 1 << 20;
 
 /// A file to make a configuration from.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
 pub struct ImportRequest {
+    /// The file.
+    #[arg(value_name = "FILE", value_parser = path())]
     file: PathBuf,
+    /// The trainer that the file is for. If not given: by its ending, .py, .toml or .json; else megatron.
+    #[arg(long, value_name = "TRAINER", value_parser = origin())]
     from: Option<Origin>,
-    /// The number of ranks of the run, if it is given.
+    /// Ranks of the run, for batch sizes that count each rank. If not given: those that the script starts or a job's degrees
+    /// say, or 1.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1 << 17))]
     ranks: Option<usize>,
 }
 
@@ -44,39 +51,9 @@ const WORDS: [(&str, Origin); 4] = [
     ("hf", Origin::Other(Trainer::HuggingFace)),
 ];
 
-pub(super) fn command() -> Command {
-    let parser = PossibleValuesParser::new(WORDS.map(|(word, _)| word));
-    let origin =
-        |word: String| WORDS.iter().find(|(known, _)| *known == word).map(|(_, origin)| *origin).ok_or("unknown");
-    Command::new("import")
-        .about(
-            "Prints a configuration made from another trainer's: a launch script or a list of arguments of Megatron, a \
-             configuration of nanoGPT or torchtitan, or TrainingArguments of Hugging Face as JSON. Nothing in the file is \
-             executed. What has no equivalent is a comment with the reason",
-        )
-        .arg(positional("FILE", "The file"))
-        .arg(
-            Arg::new("from")
-                .long("from")
-                .value_name("TRAINER")
-                .value_parser(parser.try_map(origin))
-                .help("The trainer that the file is for. If not given: by its ending, .py, .toml or .json; else megatron"),
-        )
-        .arg(
-            Arg::new("ranks")
-                .long("ranks")
-                .value_name("N")
-                .value_parser(value_parser!(u32).range(1..=1 << 17))
-                .help("Ranks of the run, for batch sizes that count each rank. If not given: those that the script starts or a job's degrees say, or 1"),
-        )
-}
-
-pub(super) fn request(matches: &ArgMatches) -> ImportRequest {
-    ImportRequest {
-        file: text(matches, "FILE").unwrap_or_default().into(),
-        from: matches.get_one("from").copied(),
-        ranks: matches.get_one::<u32>("ranks").map(|ranks| *ranks as usize),
-    }
+fn origin() -> impl TypedValueParser<Value = Origin> {
+    let origin = |word: String| WORDS.into_iter().find(|(known, _)| *known == word).map(|(_, origin)| origin);
+    PossibleValuesParser::new(WORDS.map(|(word, _)| word)).try_map(move |word| origin(word).ok_or("unknown"))
 }
 
 /// The configuration as TOML.

@@ -1,127 +1,144 @@
-//! The flags of `trainer job`, and their values.
+//! The flags of `trainer job`.
+
+use std::ops::RangeInclusive;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{ArgAction, Args, Subcommand};
 use common::UserError;
 use launch::Starter;
 
-use crate::commands::args::text_flag;
-use crate::commands::supervise::max_restarts;
+use crate::commands::args::{filled, whole};
+use crate::commands::supervise::Restarts;
 
-pub(in crate::commands) fn command() -> Command {
-    let clusters = [slurm(), hosts(), kubernetes()].map(|command| {
-        command
-            .arg(text_flag("name", "NAME", "The job's name").default_value("trainer"))
-            .arg(count("ranks-per-node", "Ranks on each machine, each with a GPU").default_value("8"))
-            .arg(max_restarts())
-            .arg(text_flag(
-                "gpu",
-                "GPU",
-                "Kind of the GPUs, as in `trainer plan`. A run that does not fit it is refused",
-            ))
-            .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
-    });
-    Command::new("job")
-        .about("Prints a job file that runs the trainer on a cluster, under `trainer supervise`")
-        .subcommand_required(true)
-        .subcommands(clusters)
+/// The kind of a cluster, with its flags.
+#[derive(Debug, Subcommand)]
+pub(in crate::commands) enum Cluster {
+    /// Prints a script for sbatch.
+    Slurm(Box<SlurmFlags>),
+    /// Prints a script for machines reached by ssh.
+    Hosts(HostsFlags),
+    /// Prints a manifest for Kubeflow's MPI operator.
+    Kubernetes(KubernetesFlags),
 }
 
-fn slurm() -> Command {
-    let starter = PossibleValuesParser::new(["mpirun", "srun"])
-        .map(|word| if word == "srun" { Starter::Srun } else { Starter::Mpirun });
-    let exclusive = Arg::new("exclusive").long("exclusive").action(ArgAction::SetTrue);
-    Command::new("slurm")
-        .about("Prints a script for sbatch")
-        .args([nodes(), notice()])
-        .arg(text_flag("time", "TIME", "Time limit of one start, in Slurm's form").default_value("24:00:00"))
-        .arg(text_flag("partition", "NAME", "Partition. If not given: the cluster's default"))
-        .arg(text_flag("account", "NAME", "Account. If not given: the user's default"))
-        .arg(text_flag("qos", "NAME", "Quality of service. If not given: the account's default"))
-        .arg(count("cpus-per-task", "CPUs of each rank. If not given: the cluster's default, often 1"))
-        .arg(exclusive.help("No other job uses the nodes"))
-        .arg(
-            lines("sbatch", "OPTION", "Another option of sbatch, such as --constraint=h100. May be given again")
-                .allow_hyphen_values(true),
-        )
-        .arg(setup())
-        .arg(
-            text_flag("starter", "PROGRAM", "What starts the ranks. srun needs Slurm and Open MPI with PMIx")
-                .value_parser(starter)
-                .default_value("mpirun"),
-        )
-        .arg(text_flag("container-image", "IMAGE", "Runs the ranks in containers of Pyxis. Needs --starter srun"))
-        .arg(
-            text_flag("apptainer", "IMAGE", "Runs the ranks in containers of Apptainer")
-                .conflicts_with("container-image"),
-        )
-        .arg(
-            text_flag(
-                "container-mounts",
-                "FOLDERS",
-                "Folders that containers see besides the current one, with commas between them",
-            )
-            .value_delimiter(','),
-        )
-        .arg(only_on_nodes())
+/// The flags of all clusters.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(in crate::commands) struct JobFlags {
+    /// The job's name.
+    #[arg(long, value_name = "NAME", default_value = "trainer", value_parser = filled())]
+    pub(super) name: String,
+    /// Ranks on each machine, each with a GPU.
+    #[arg(long, value_name = "N", default_value = "8", value_parser = whole(COUNT))]
+    pub(super) ranks_per_node: usize,
+    #[command(flatten)]
+    pub(super) restarts: Restarts,
+    /// Kind of the GPUs, as in `trainer plan`. A run that does not fit it is refused.
+    #[arg(long, value_name = "GPU", value_parser = filled())]
+    pub(super) gpu: Option<String>,
+    /// The trainer's flags.
+    #[arg(value_name = "FLAGS", last = true, num_args = 0..)]
+    pub(super) flags: Vec<String>,
 }
 
-fn hosts() -> Command {
-    Command::new("hosts")
-        .about("Prints a script for machines reached by ssh")
-        .arg(
-            text_flag("hosts", "HOSTS", "Names of the machines, with commas between them")
-                .value_delimiter(',')
-                .required(true),
-        )
-        .arg(setup())
-        .arg(only_on_nodes())
+/// The flags of clusters that choose the machines themselves.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(in crate::commands) struct Nodes {
+    /// Machines.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = whole(COUNT))]
+    pub(super) nodes: usize,
+    /// Seconds between the request to end and the end: enough for one step and one checkpoint.
+    #[arg(long, value_name = "N", default_value = "300", value_parser = whole(COUNT))]
+    pub(super) notice_seconds: usize,
 }
 
-fn kubernetes() -> Command {
-    Command::new("kubernetes")
-        .about("Prints a manifest for Kubeflow's MPI operator")
-        .args([nodes(), notice()])
-        .arg(text_flag("image", "IMAGE", "Container with the trainer, Open MPI and an ssh server").required(true))
-        .arg(text_flag("claim", "NAME", "Volume claim of the storage that all pods share").required(true))
-        .arg(text_flag("mount", "PATH", "Where the pods mount that storage").default_value("/data"))
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(in crate::commands) struct SlurmFlags {
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Time limit of one start, in Slurm's form.
+    #[arg(long, value_name = "TIME", default_value = "24:00:00", value_parser = filled())]
+    pub(super) time: String,
+    /// Partition. If not given: the cluster's default.
+    #[arg(long, value_name = "NAME", value_parser = filled())]
+    pub(super) partition: Option<String>,
+    /// Account. If not given: the user's default.
+    #[arg(long, value_name = "NAME", value_parser = filled())]
+    pub(super) account: Option<String>,
+    /// Quality of service. If not given: the account's default.
+    #[arg(long, value_name = "NAME", value_parser = filled())]
+    pub(super) qos: Option<String>,
+    /// CPUs of each rank. If not given: the cluster's default, often 1.
+    #[arg(long, value_name = "N", value_parser = whole(COUNT))]
+    pub(super) cpus_per_task: Option<usize>,
+    /// No other job uses the nodes.
+    #[arg(long)]
+    pub(super) exclusive: bool,
+    /// Another option of sbatch, such as --constraint=h100. May be given again.
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, value_parser = filled())]
+    pub(super) sbatch: Vec<String>,
+    #[arg(long, value_name = "COMMAND", value_parser = filled(), help = SETUP)]
+    pub(super) setup: Vec<String>,
+    /// What starts the ranks. srun needs Slurm and Open MPI with PMIx.
+    #[arg(long, value_name = "PROGRAM", default_value = "mpirun", value_parser = starter())]
+    pub(super) starter: Starter,
+    /// Runs the ranks in containers of Pyxis. Needs --starter srun.
+    #[arg(long, value_name = "IMAGE", value_parser = filled())]
+    pub(super) container_image: Option<String>,
+    /// Runs the ranks in containers of Apptainer.
+    #[arg(long, value_name = "IMAGE", value_parser = filled(), conflicts_with = "container_image")]
+    pub(super) apptainer: Option<String>,
+    /// Folders that containers see besides the current one, with commas between them.
+    #[arg(long, value_name = "FOLDERS", action = ArgAction::Set, value_delimiter = ',', value_parser = filled())]
+    pub(super) container_mounts: Vec<String>,
+    #[arg(long, value_name = "FOLDER", value_parser = filled(), help = ONLY_ON_NODES)]
+    pub(super) only_on_nodes: Vec<String>,
+    #[command(flatten)]
+    pub(super) job: JobFlags,
 }
 
-fn count(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("N").value_parser(value_parser!(u32).range(1..=100_000)).help(help)
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(in crate::commands) struct HostsFlags {
+    /// Names of the machines, with commas between them.
+    #[arg(long, value_name = "HOSTS", action = ArgAction::Set, value_delimiter = ',', required = true, value_parser = filled())]
+    pub(super) hosts: Vec<String>,
+    #[arg(long, value_name = "COMMAND", value_parser = filled(), help = SETUP)]
+    pub(super) setup: Vec<String>,
+    #[arg(long, value_name = "FOLDER", value_parser = filled(), help = ONLY_ON_NODES)]
+    pub(super) only_on_nodes: Vec<String>,
+    #[command(flatten)]
+    pub(super) job: JobFlags,
 }
 
-fn nodes() -> Arg {
-    count("nodes", "Machines").default_value("1")
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(in crate::commands) struct KubernetesFlags {
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Container with the trainer, Open MPI and an ssh server.
+    #[arg(long, value_name = "IMAGE", value_parser = filled())]
+    pub(super) image: String,
+    /// Volume claim of the storage that all pods share.
+    #[arg(long, value_name = "NAME", value_parser = filled())]
+    pub(super) claim: String,
+    /// Where the pods mount that storage.
+    #[arg(long, value_name = "PATH", default_value = "/data", value_parser = filled())]
+    pub(super) mount: String,
+    #[command(flatten)]
+    pub(super) job: JobFlags,
 }
 
-fn notice() -> Arg {
-    count("notice-seconds", "Seconds between the request to end and the end: enough for one step and one checkpoint")
-        .default_value("300")
-}
+const COUNT: RangeInclusive<i64> = 1..=100_000;
+const SETUP: &str = "Line to run first, such as `module load openmpi`. May be given again";
+const ONLY_ON_NODES: &str =
+    "Folder that this machine lacks and the job's have. Paths in it are not looked for. May be given again";
 
-/// A flag that may be given several times.
-fn lines(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    text_flag(name, value, help).action(ArgAction::Append)
-}
-
-fn setup() -> Arg {
-    lines("setup", "COMMAND", "Line to run first, such as `module load openmpi`. May be given again")
-}
-
-fn only_on_nodes() -> Arg {
-    let help = "Folder that this machine lacks and the job's have. Paths in it are not looked for. May be given again";
-    lines("only-on-nodes", "FOLDER", help)
-}
-
-/// The value of a number; 0 for a flag that the cluster's command lacks.
-pub(super) fn number(matches: &ArgMatches, name: &str) -> usize {
-    matches.try_get_one::<u32>(name).ok().flatten().map_or(0, |number| *number as usize)
-}
-
-/// All values of a flag.
-pub(super) fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
-    matches.get_many(name).into_iter().flatten().cloned().collect()
+fn starter() -> impl TypedValueParser<Value = Starter> {
+    PossibleValuesParser::new(["mpirun", "srun"])
+        .map(|word| if word == "srun" { Starter::Srun } else { Starter::Mpirun })
 }
 
 /// Fails on a value with other characters than letters, digits and `besides`.

@@ -5,18 +5,16 @@ mod paths;
 mod slurm;
 mod time;
 
-use std::ffi::OsString;
-
 use clap::ArgMatches;
 use common::escape::is_plain;
 use common::{Mistakes, UserError};
 use launch::Job;
 
-use super::args::{text, training_run};
+use super::args::training_run;
 use super::plan::fitting_named_gpu;
-use super::supervise::no_checkpoints;
-pub(super) use command::command;
-use command::{check_letters, number, texts};
+use super::supervise::{Restarts, no_checkpoints};
+pub(super) use command::Cluster;
+use command::{HostsFlags, JobFlags, KubernetesFlags, Nodes, SlurmFlags, check_letters};
 use paths::RunPaths;
 use trainer::config::plan::RunPlan;
 use trainer::config::{DeviceChoice, ModelKind};
@@ -29,34 +27,32 @@ pub struct JobFile {
 }
 
 /// The file for a cluster. Everything that is wrong with the run, planned for its ranks, is added to `mistakes`, with paths that
-/// the cluster will not find, and values that it does not accept.
-pub(super) fn file(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<JobFile> {
-    let (cluster, matches) = matches.subcommand()?;
+/// the cluster will not find, and values that it does not accept. `matches` are those of `cluster`.
+pub(super) fn file(cluster: Cluster, matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<JobFile> {
     mistakes.keep(check_plain(matches))?;
     match cluster {
-        "hosts" => {
-            let hosts = texts(matches, "hosts");
+        Cluster::Hosts(HostsFlags { hosts, setup, only_on_nodes, job: flags }) => {
             mistakes.keep(hosts.iter().try_for_each(|host| check_letters("hosts", host, "-.")));
             mistakes.keep(check_once(&hosts));
-            let setup = mistakes.keep(slurm::setup_lines(matches));
-            let (job, paths, notices) = job(matches, hosts.len(), mistakes)?;
-            mistakes.keep(paths.check_there(&texts(matches, "only-on-nodes")));
-            Some(JobFile { text: job.hosts(&hosts, &setup?), notices })
+            let checked = mistakes.keep(slurm::check_setup(&setup));
+            let nodes = Nodes { nodes: hosts.len(), notice_seconds: 0 };
+            let (job, paths, notices) = job(flags, &nodes, mistakes)?;
+            mistakes.keep(paths.check_there(&only_on_nodes));
+            checked.map(|()| JobFile { text: job.hosts(&hosts, &setup), notices })
         }
-        "kubernetes" => {
-            let [image, claim, mount] = ["image", "claim", "mount"].map(|name| text(matches, name).unwrap_or_default());
-            let (job, paths, mut notices) = job(matches, number(matches, "nodes"), mistakes)?;
+        Cluster::Kubernetes(KubernetesFlags { nodes, image, claim, mount, job: flags }) => {
+            let (job, paths, mut notices) = job(flags, &nodes, mistakes)?;
             notices.extend(mistakes.keep(paths.check_pods(&mount))?);
             Some(JobFile { text: job.kubernetes(&image, &claim, &mount), notices })
         }
-        _ => {
-            let slurm = mistakes.keep(slurm::settings(matches));
-            let (job, paths, notices) = job(matches, number(matches, "nodes"), mistakes)?;
-            let elsewhere = texts(matches, "only-on-nodes");
-            mistakes.keep(paths.check_there(&elsewhere));
+        Cluster::Slurm(flags) => {
+            let slurm = mistakes.keep(slurm::settings(&flags));
+            let SlurmFlags { nodes, only_on_nodes, job: flags, .. } = *flags;
+            let (job, paths, notices) = job(flags, &nodes, mistakes)?;
+            mistakes.keep(paths.check_there(&only_on_nodes));
             let slurm = slurm?;
             if let Some(container) = &slurm.container {
-                mistakes.keep(paths.check_container(&container.folders, &elsewhere));
+                mistakes.keep(paths.check_container(&container.folders, &only_on_nodes));
             }
             Some(JobFile { text: job.slurm(&slurm), notices })
         }
@@ -68,7 +64,7 @@ pub(super) fn file(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<JobF
 fn check_plain(matches: &ArgMatches) -> Result<(), UserError> {
     let values = |id: &clap::Id| {
         let raw = matches.try_get_raw(id.as_str()).ok().flatten().into_iter().flatten();
-        let name = if id == "flags" { "FLAGS".to_string() } else { format!("--{id}") };
+        let name = if id == "flags" { "FLAGS".to_string() } else { format!("--{}", id.as_str().replace('_', "-")) };
         raw.map(move |value| (name.clone(), value.to_string_lossy().into_owned())).collect::<Vec<_>>()
     };
     match matches.ids().flat_map(values).find(|(_, value)| !is_plain(value)) {
@@ -96,22 +92,21 @@ fn check_once(hosts: &[String]) -> Result<(), UserError> {
 
 /// The job, the paths of its run, and notices. The run is planned for all ranks here, so that a mistake is refused now and
 /// not after hours in the queue. `None` if the run's flags cannot be read.
-fn job(matches: &ArgMatches, nodes: usize, mistakes: &mut Mistakes) -> Option<(Job, RunPaths, Vec<String>)> {
-    let flags = texts(matches, "flags");
-    let run = training_run(["trainer".to_string()].iter().chain(&flags).map(OsString::from), mistakes)?;
-    let name = text(matches, "name").unwrap_or_default();
+fn job(flags: JobFlags, nodes: &Nodes, mistakes: &mut Mistakes) -> Option<(Job, RunPaths, Vec<String>)> {
+    let JobFlags { name, ranks_per_node, restarts: Restarts { max_restarts }, gpu, flags } = flags;
+    let Nodes { nodes, notice_seconds } = *nodes;
+    let run = training_run(&flags, mistakes)?;
     let letters = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
     if !name.starts_with(|first: char| first.is_ascii_lowercase()) || !name.chars().all(letters) {
         let rule = "a name consists of lower-case letters, digits and hyphens, and starts with a letter";
         mistakes.add(UserError::new(format!("--name {name}"), rule, "choose such a name, which all clusters accept"));
     }
-    let ranks_per_node = number(matches, "ranks-per-node");
     let config = &run.config;
     mistakes.keep(config.checkpoint.dir.as_ref().ok_or_else(no_checkpoints));
     let gpus = config.train.device != DeviceChoice::Host;
     let plan = RunPlan::check(config.clone(), nodes * ranks_per_node, mistakes);
-    if let (Some(gpu), Some(plan)) = (text(matches, "gpu"), &plan) {
-        mistakes.keep(fitting_named_gpu(&gpu, plan));
+    if let (Some(gpu), Some(plan)) = (&gpu, &plan) {
+        mistakes.keep(fitting_named_gpu(gpu, plan));
     }
     let mut notices = Vec::new();
     if config.model.kind == ModelKind::Gpt && config.data.path.is_none() {
@@ -124,6 +119,5 @@ fn job(matches: &ArgMatches, nodes: usize, mistakes: &mut Mistakes) -> Option<(J
         let fix = "move it to a folder without control characters in its path";
         mistakes.add(UserError::new(format!("the trainer's path is {trainer:?}"), rule, fix));
     }
-    let (max_restarts, notice_seconds) = (number(matches, "max-restarts"), number(matches, "notice-seconds"));
     Some((Job { name, nodes, ranks_per_node, gpus, trainer, flags, max_restarts, notice_seconds }, paths, notices))
 }

@@ -1,12 +1,10 @@
 //! The settings of a Slurm job, checked.
 
-use clap::ArgMatches;
 use common::UserError;
 use launch::{Container, ContainerRuntime, Slurm, Starter};
 
-use super::command::{check_letters, number, texts};
+use super::command::{SlurmFlags, check_letters};
 use super::time::{FORMS, seconds};
-use crate::commands::args::text;
 
 /// Options of sbatch that the run depends on, and the flag that sets each.
 const OWN: &[(&[&str], &str)] = &[
@@ -21,20 +19,26 @@ const OWN: &[(&[&str], &str)] = &[
 ///
 /// # Errors
 /// A setting that Slurm would refuse, or that would change the script's meaning.
-pub(super) fn settings(matches: &ArgMatches) -> Result<Slurm, UserError> {
-    let time = text(matches, "time").unwrap_or_default();
-    check_time(&time, number(matches, "notice-seconds") as u64)?;
-    let [partition, account, qos] = ["partition", "account", "qos"].map(|name| text(matches, name));
-    for (name, value) in [("partition", &partition), ("account", &account), ("qos", &qos)] {
+pub(super) fn settings(flags: &SlurmFlags) -> Result<Slurm, UserError> {
+    check_time(&flags.time, flags.nodes.notice_seconds as u64)?;
+    let SlurmFlags { time, partition, account, qos, cpus_per_task, exclusive, sbatch, setup, starter, .. } = flags;
+    for (name, value) in [("partition", partition), ("account", account), ("qos", qos)] {
         value.iter().try_for_each(|value| check_letters(name, value, "-_.,"))?;
     }
-    let more = texts(matches, "sbatch");
-    more.iter().try_for_each(|option| check_option(option))?;
-    let starter = matches.get_one("starter").copied().unwrap_or(Starter::Mpirun);
-    let cpus_per_task = Some(number(matches, "cpus-per-task")).filter(|cpus| *cpus > 0);
-    let exclusive = matches.get_flag("exclusive");
-    let (setup, container) = (setup_lines(matches)?, container(matches, starter)?);
-    Ok(Slurm { time, partition, account, qos, cpus_per_task, exclusive, more, setup, starter, container })
+    sbatch.iter().try_for_each(|option| check_option(option))?;
+    check_setup(setup)?;
+    Ok(Slurm {
+        time: time.clone(),
+        partition: partition.clone(),
+        account: account.clone(),
+        qos: qos.clone(),
+        cpus_per_task: *cpus_per_task,
+        exclusive: *exclusive,
+        more: sbatch.clone(),
+        setup: setup.clone(),
+        starter: *starter,
+        container: container(flags)?,
+    })
 }
 
 fn check_time(time: &str, notice: u64) -> Result<(), UserError> {
@@ -70,12 +74,8 @@ fn check_option(option: &str) -> Result<(), UserError> {
     }
 }
 
-/// The lines of `--setup`.
-///
-/// # Errors
-/// A line that is not a command of its own, and so would change the meaning of the lines after it.
-pub(super) fn setup_lines(matches: &ArgMatches) -> Result<Vec<String>, UserError> {
-    let lines = texts(matches, "setup");
+/// Fails on a line of `--setup` that is not a command of its own, and so would change the meaning of the lines after it.
+pub(super) fn check_setup(lines: &[String]) -> Result<(), UserError> {
     let whole = |line: &&String| !line.contains(char::is_control) && shlex::split(line).is_some();
     match lines.iter().find(|line| !whole(line)) {
         Some(line) => Err(UserError::new(
@@ -83,14 +83,14 @@ pub(super) fn setup_lines(matches: &ArgMatches) -> Result<Vec<String>, UserError
             "it is a command in one line, with closed quotes and no backslash at its end",
             "write several lines with a --setup each, or call a script: --setup \"source setup.sh\"",
         )),
-        None => Ok(lines),
+        None => Ok(()),
     }
 }
 
-fn container(matches: &ArgMatches, starter: Starter) -> Result<Option<Container>, UserError> {
-    let folders = texts(matches, "container-mounts");
-    let pyxis = text(matches, "container-image").map(|image| (ContainerRuntime::Pyxis, image));
-    let apptainer = || text(matches, "apptainer").map(|image| (ContainerRuntime::Apptainer, image));
+fn container(flags: &SlurmFlags) -> Result<Option<Container>, UserError> {
+    let SlurmFlags { container_mounts: folders, container_image, apptainer, starter, .. } = flags;
+    let pyxis = container_image.clone().map(|image| (ContainerRuntime::Pyxis, image));
+    let apptainer = || apptainer.clone().map(|image| (ContainerRuntime::Apptainer, image));
     let Some((runtime, image)) = pyxis.or_else(apptainer) else {
         let rule = "it says what containers see, and the ranks run in none";
         return match folders.first() {
@@ -102,7 +102,7 @@ fn container(matches: &ArgMatches, starter: Starter) -> Result<Option<Container>
             None => Ok(None),
         };
     };
-    if runtime == ContainerRuntime::Pyxis && starter == Starter::Mpirun {
+    if runtime == ContainerRuntime::Pyxis && *starter == Starter::Mpirun {
         return Err(UserError::new(
             format!("--container-image {image} with --starter mpirun"),
             "Pyxis is a part of srun",
@@ -115,7 +115,7 @@ fn container(matches: &ArgMatches, starter: Starter) -> Result<Option<Container>
             "it is an absolute path, the same inside and outside: the supervisor, outside, looks for the checkpoints",
             "name the folder alone, such as --container-mounts /scratch",
         )),
-        None => Ok(Some(Container { runtime, image, folders })),
+        None => Ok(Some(Container { runtime, image, folders: folders.clone() })),
     }
 }
 

@@ -3,14 +3,13 @@
 mod limits_page;
 mod page;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::Args;
 use common::{Mistakes, UserError};
 use serde_json::to_string_pretty;
 
-use super::args::{text, text_flag, training_run};
+use super::args::{filled, path, training_run, whole};
 use crate::predict::{Card, Found, Search, fitting, forecast, limits, search, timeline_picture, with_state_as_needed};
 use trainer::config::plan::{BatchPlan, RunPlan, in_steps, model_plan, suits_gpus};
 use trainer::config::request::TrainRequest;
@@ -38,55 +37,57 @@ pub struct PlanRequest {
     timeline: Option<PathBuf>,
 }
 
-/// GPUs of a node, unless the user says otherwise.
-const NODE: &str = "8";
-
-pub(super) fn command() -> Command {
-    let switch =
-        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    let number = |name: &'static str, most: i64, help: &'static str| {
-        Arg::new(name).long(name).value_name("N").value_parser(value_parser!(u32).range(1..=most)).help(help)
-    };
-    Command::new("plan")
-        .about("Predicts a run on GPUs that are not there: what fits, and how fast: trainer plan --ranks 64 --gpu h100-80 -- FLAGS")
-        .arg(number("ranks", 1 << 17, "GPUs of the run").required(true))
-        .arg(text_flag("gpu", "GPU", "Kind of the GPUs: h200, h100-80, a100-80, b200, or a TOML file as in configs/gpus").required(true))
-        .arg(number("nodes-of", 1024, "GPUs of a node").default_value(NODE))
-        .arg(number("layouts", 100, "Layouts to print").default_value("8"))
-        .arg(switch("as-given", "Predicts the layout of the flags alone. Otherwise what they do not give is tried"))
-        .arg(switch("limits", "Also says how far the GPUs' memory goes: the longest samples and the most blocks, with each means of more room"))
-        .arg(switch("json", "Prints JSON"))
-        .arg(text_flag("timeline", "FILE", "Draws the step of the first layout into this SVG file"))
-        .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
+/// The flags of `trainer plan`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// GPUs of the run.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1 << 17))]
+    ranks: usize,
+    /// Kind of the GPUs: h200, h100-80, a100-80, b200, or a TOML file as in configs/gpus.
+    #[arg(long, value_name = "GPU", value_parser = filled())]
+    gpu: String,
+    /// GPUs of a node.
+    #[arg(long, value_name = "N", default_value = "8", value_parser = whole(1..=1024))]
+    nodes_of: usize,
+    /// Layouts to print.
+    #[arg(long, value_name = "N", default_value = "8", value_parser = whole(1..=100))]
+    layouts: usize,
+    /// Predicts the layout of the flags alone. Otherwise what they do not give is tried.
+    #[arg(long)]
+    as_given: bool,
+    /// Also says how far the GPUs' memory goes: the longest samples and the most blocks, with each means of more room.
+    #[arg(long)]
+    limits: bool,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+    /// Draws the step of the first layout into this SVG file.
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    timeline: Option<PathBuf>,
+    /// The trainer's flags.
+    #[arg(value_name = "FLAGS", last = true, num_args = 0..)]
+    flags: Vec<String>,
 }
 
-/// The prediction that a command line asks for. Everything that is wrong with the flags is added to `mistakes`, and an unknown
-/// GPU too.
-pub(super) fn request(matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<PlanRequest> {
-    let flags = matches.get_many::<String>("flags").into_iter().flatten().map(OsString::from);
-    let run = training_run([OsString::from("trainer")].into_iter().chain(flags), mistakes);
-    let number = |name: &str| matches.get_one::<u32>(name).map_or(0, |number| *number as usize);
-    let card = mistakes.keep(Card::named(&text(matches, "gpu").unwrap_or_default()));
-    if run.as_ref().is_some_and(|run| run.config.model.kind == ModelKind::Mlp) {
-        let rule = "layouts are those of a transformer";
-        mistakes.add(UserError::new(
-            "plan with model.kind = \"mlp\"",
-            rule,
-            "name a GPT or Llama, such as --preset gpt2-124m",
-        ));
+impl Flags {
+    /// The prediction that a command line asks for. Everything that is wrong with the flags is added to `mistakes`, and an
+    /// unknown GPU too.
+    pub(super) fn request(self, mistakes: &mut Mistakes) -> Option<PlanRequest> {
+        let Flags { ranks, gpu, nodes_of, layouts, as_given, limits, json, timeline, flags } = self;
+        let run = training_run(flags, mistakes);
+        let card = mistakes.keep(Card::named(&gpu));
+        if run.as_ref().is_some_and(|run| run.config.model.kind == ModelKind::Mlp) {
+            let rule = "layouts are those of a transformer";
+            mistakes.add(UserError::new(
+                "plan with model.kind = \"mlp\"",
+                rule,
+                "name a GPT or Llama, such as --preset gpt2-124m",
+            ));
+        }
+        let (run, card) = run.zip(card)?;
+        Some(PlanRequest { run, ranks, node: nodes_of, card, as_given, layouts, json, limits, timeline })
     }
-    let (run, card) = run.zip(card)?;
-    Some(PlanRequest {
-        run,
-        ranks: number("ranks"),
-        node: number("nodes-of"),
-        card,
-        as_given: matches.get_flag("as-given"),
-        layouts: number("layouts"),
-        json: matches.get_flag("json"),
-        limits: matches.get_flag("limits"),
-        timeline: text(matches, "timeline").map(PathBuf::from),
-    })
 }
 
 /// The plan of a run for the GPU of that name. Fails unless it fits.

@@ -16,7 +16,7 @@ use common::terminal::write_to;
 use data::TextStream;
 use device::Device;
 
-pub(crate) use command::{any, check, command, generation_request, open_device, request, run, with_generation_flags};
+pub(crate) use command::{Flags, GenerationFlags, check, open_device, output, run};
 pub use load::Loaded;
 use trainer::config::DeviceChoice;
 use trainer::error::{RunError, file_error};

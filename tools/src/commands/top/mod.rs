@@ -6,8 +6,7 @@ use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Arg, ArgMatches, Command};
+use clap::Args;
 use common::UserError;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::execute;
@@ -15,7 +14,7 @@ use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
 use ratatui::layout::Rect;
 use ratatui::{TerminalOptions, Viewport};
 
-use super::args::text;
+use super::args::path;
 use crate::page::live::Live;
 use trainer::error::{RunError, file_error};
 
@@ -25,21 +24,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The most columns and lines that are drawn. A terminal may say that it has 65,535 of each, whose cells fill no memory.
 const LARGEST: (u16, u16) = (1000, 500);
 
-pub(super) fn command() -> Command {
-    Command::new("top")
-        .about("Shows a run while it goes on, in the terminal: loss, speed, memory, ranks, events. q ends it")
-        .arg(
-            Arg::new("run")
-                .value_name("RUN")
-                .value_parser(NonEmptyStringValueParser::new())
-                .default_value("runs/last")
-                .help("Folder of the run: what --log-dir named"),
-        )
-}
-
-/// The folder that a command line names.
-pub(super) fn folder(matches: &ArgMatches) -> PathBuf {
-    text(matches, "run").unwrap_or_default().into()
+/// The run of `trainer top`.
+#[derive(Args, Debug)]
+#[group(skip)]
+pub(super) struct Flags {
+    /// Folder of the run: what --log-dir named.
+    #[arg(value_name = "RUN", default_value = "runs/last", value_parser = path())]
+    pub(super) run: PathBuf,
 }
 
 /// Shows the run until `q` is pressed.
