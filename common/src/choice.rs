@@ -41,9 +41,41 @@ macro_rules! choice {
             }
         }
 
+        $crate::show_choice!($name);
+    };
+}
+
+/// Makes `Display` print the word of a [`Choice`].
+#[macro_export]
+macro_rules! show_choice {
+    ($name:ty) => {
         impl ::std::fmt::Display for $name {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 f.write_str($crate::Choice::word(*self))
+            }
+        }
+    };
+}
+
+/// Makes `Display` print the word of a [`Choice`] that [`choice!`](crate::choice) does not define, and `serde` read and
+/// write it. The calling crate depends on `serde`.
+#[macro_export]
+macro_rules! choice_as_word {
+    ($name:ty) => {
+        $crate::show_choice!($name);
+
+        impl ::serde::Serialize for $name {
+            fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> ::std::result::Result<S::Ok, S::Error> {
+                serializer.serialize_str($crate::Choice::word(*self))
+            }
+        }
+
+        impl<'de> ::serde::Deserialize<'de> for $name {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> ::std::result::Result<$name, D::Error> {
+                let word = <::std::string::String as ::serde::Deserialize>::deserialize(deserializer)?;
+                let known = <$name as $crate::Choice>::WORDS;
+                <$name as $crate::Choice>::from_word(&word)
+                    .ok_or_else(|| ::serde::de::Error::unknown_variant(&word, known))
             }
         }
     };

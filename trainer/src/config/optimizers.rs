@@ -1,16 +1,14 @@
 //! The optimizers: the word of each, the settings that it reads, and the groups that it updates. To add one: a line in
 //! each of the lists here. A program may add others: see [`OwnOptimizer`].
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use common::{Choice, UserError};
+use common::{Choice, UserError, choice_as_word};
 use device::DType;
 use device::ops::Rule;
 use engine::model::is_embedding;
 use engine::optimizer::{Muon, ParamGroup, UpdateRule};
 use engine::params::ParamSpec;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::config::checks::within;
 use crate::config::{OptimizerConfig, RunConfig};
@@ -75,24 +73,7 @@ fn own(name: &str) -> Option<&'static OwnOptimizer> {
     ADDED.get()?.iter().find(|own| own.name == name)
 }
 
-impl fmt::Display for OptimizerChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
-}
-
-impl Serialize for OptimizerChoice {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.word())
-    }
-}
-
-impl<'de> Deserialize<'de> for OptimizerChoice {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OptimizerChoice, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        OptimizerChoice::from_word(&word).ok_or_else(|| de::Error::unknown_variant(&word, OptimizerChoice::WORDS))
-    }
-}
+choice_as_word!(OptimizerChoice);
 
 impl OptimizerChoice {
     /// The settings that it reads, beside those that all optimizers have.

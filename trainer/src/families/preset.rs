@@ -1,9 +1,6 @@
 //! The sizes of all families, as users name them.
 
-use std::fmt;
-
-use common::Choice;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use common::{Choice, choice_as_word};
 
 use super::family::settings;
 use super::{FAMILIES, all};
@@ -79,21 +76,4 @@ const NAMES: [&str; COUNT] = {
     names
 };
 
-impl fmt::Display for Preset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl Serialize for Preset {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Preset {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Preset, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Preset::from_word(&word).ok_or_else(|| de::Error::unknown_variant(&word, Preset::WORDS))
-    }
-}
+choice_as_word!(Preset);
