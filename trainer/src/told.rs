@@ -1,8 +1,8 @@
-//! Notices and warnings: lines that are printed, and that a run's log has too.
+//! Lines that are printed, and that a run's log has too.
 
 use std::sync::{Mutex, PoisonError};
 
-use common::terminal::{PRINTED, warn};
+use common::terminal::{PRINTED, say, warn};
 
 /// Warnings of before logging began; `None` since then.
 static EARLIER: Mutex<Option<Vec<String>>> = Mutex::new(Some(Vec::new()));
@@ -15,6 +15,12 @@ pub fn tell(line: &str) {
         Some(earlier) => earlier.push(line.into()),
         None => tracing::warn!(target: PRINTED, "{line}"),
     }
+}
+
+/// Prints a line of a run's progress on standard output, and writes it to the log.
+pub(crate) fn say_and_log(line: &str) {
+    say(line);
+    tracing::info!(target: PRINTED, "{line}");
 }
 
 /// Writes the lines of before to the log, which begins.

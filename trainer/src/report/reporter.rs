@@ -22,7 +22,7 @@ use crate::report::progress::ProgressLine;
 use crate::report::run_log::RunLog;
 use crate::report::samples::{SAMPLES, SampleText, StepSamples};
 use crate::report::time_left::TimeLeft;
-use crate::told::tell;
+use crate::told::{say_and_log, tell};
 
 /// The losses of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -150,8 +150,7 @@ impl<'p> Reporter<'p> {
     /// Prints a line on rank 0 and writes it to the logs.
     pub(crate) fn say(&self, text: &str) {
         if self.log.is_some() {
-            say(text);
-            tracing::info!(target: PRINTED, "{text}");
+            say_and_log(text);
         }
     }
 

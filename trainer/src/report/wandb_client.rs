@@ -10,12 +10,11 @@ use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use common::files::open_to_append;
-use common::terminal::{PRINTED, say};
 use serde_json::json;
 
 use crate::config::RunConfig;
 use crate::config::model_name::name;
-use crate::told::tell;
+use crate::told::{say_and_log, tell};
 
 /// The client's program, in Python.
 const SCRIPT: &str = include_str!("wandb_client.py");
@@ -72,9 +71,7 @@ impl Client {
         let Some((mut child, rows)) = self.running.take() else { return };
         match child.try_wait() {
             Ok(Some(status)) if status.code() == Some(NO_MODULE) => {
-                let line = "wandb: python3 has no module wandb: files only";
-                say(line);
-                tracing::info!(target: PRINTED, "{line}");
+                say_and_log("wandb: python3 has no module wandb: files only");
             }
             Ok(Some(status)) => self.give_up(&format!("ended early ({status})")),
             _ => match rows.try_send(row.into()) {

@@ -1,12 +1,12 @@
 //! Prints outputs of layers and modules: a few numbers of each.
 
-use common::terminal::{PRINTED, say};
 use device::{DType, Float, Stream, Tensor, bf16};
 use engine::hooks::{Hook, HookCall, HookPlace, Hooks};
 use graph_manager::Result;
 
 use crate::config::plan::RunPlan;
 use crate::process_group::ProcessGroup;
+use crate::told::say_and_log;
 
 /// The hooks that print the outputs in `logging.print_activations`. Of ranks with the same layers the first prints, on
 /// its own samples and its own part of them.
@@ -28,9 +28,7 @@ fn print(name: &str, stream: &Stream, HookCall { microbatch, value, .. }: &HookC
     if let Some(delta) = value.delta {
         values.iter_mut().zip(read(stream, &delta)?).for_each(|(value, delta)| *value += delta);
     }
-    let line = format!("{name}, microbatch {microbatch}: {}", Numbers::of(&values));
-    say(&line);
-    tracing::info!(target: PRINTED, "{line}");
+    say_and_log(&format!("{name}, microbatch {microbatch}: {}", Numbers::of(&values)));
     Ok(())
 }
 

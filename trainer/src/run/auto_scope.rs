@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use common::UserError;
 use common::format::step_time;
-use common::terminal::{PRINTED, say};
 use device::Device;
 
 use crate::config::plan::RunPlan;
@@ -16,6 +15,7 @@ use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::run::random_steps::{Inputs, RandomSteps, median};
 use crate::run::set_up::{lack_of_memory, state_resolved};
+use crate::told::say_and_log;
 
 /// Steps of a trial that are timed. Fewer if they take longer than [`PATIENCE`].
 const STEPS: usize = 12;
@@ -78,9 +78,7 @@ pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<
     }
     let choice = choose(eager_ms, &trials);
     if group.rank() == 0 {
-        let line = format!("cuda_graph.scope = auto: {}", choice.reason);
-        say(&line);
-        tracing::info!(target: PRINTED, "{line}");
+        say_and_log(&format!("cuda_graph.scope = auto: {}", choice.reason));
     }
     Ok(with_scope(plan, choice.scope)?)
 }

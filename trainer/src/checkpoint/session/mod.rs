@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::format::counted;
-use common::terminal::{PRINTED, say};
 use common::{Choice, UserError};
 use data::{self, CopiedFile, Identities};
 use device::Device;
@@ -34,7 +33,7 @@ use crate::config::plan::RunPlan;
 use crate::config::{CheckpointConfig, ConfigSources, RunConfig};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
-use crate::told::tell;
+use crate::told::{say_and_log, tell};
 use memory::CopyMemory;
 use removal::Removal;
 pub use start::{missing_checkpoint, newest_step, start_folder};
@@ -284,10 +283,8 @@ impl<'p> Session<'p> {
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
         let place = if self.starts_from_memory() { ", from memory" } else { "" };
-        let line =
-            format!("continues {} at step {}, sample {}{place}", path.display(), manifest.step, manifest.samples);
-        say(&line);
-        tracing::info!(target: PRINTED, "{line}");
+        let (path, step, sample) = (path.display(), manifest.step, manifest.samples);
+        say_and_log(&format!("continues {path} at step {step}, sample {sample}{place}"));
         let mut changed = in_words(&self.changed_settings());
         if let (Some(before), Some(now)) = (&manifest.data, &self.origin.data) {
             changed.extend(data::changed(before, now));
