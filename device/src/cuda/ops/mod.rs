@@ -1,4 +1,4 @@
-//! Operations as launches of our own kernels; each file has its twin in `kernels/`.
+//! Operations as launches of our own kernels; most files have a twin in `kernels/`.
 
 mod capability;
 mod collective;

@@ -22,7 +22,7 @@ kernel_struct! {
 /// Rows and columns of a tile; `TILE` in `kernels/experts/grouped_gemm.cu`.
 const TILE: usize = 128;
 
-/// The most rows or columns of a thin matrix, and of its tile; `THIN` in `kernels/grouped_gemm.cu`.
+/// The most rows or columns of a thin matrix, and of its tile; `THIN` in `kernels/experts/grouped_gemm.cu`.
 const THIN: usize = 32;
 
 /// The tiles of a product.
