@@ -102,7 +102,7 @@ impl GradientSync {
         self.chunks.iter().cloned().flatten().collect()
     }
 
-    /// The first of them. Its backward of the last microbatch is the step's last.
+    /// The rank's first layer. Its backward of the last microbatch is the step's last.
     pub fn first_layer(&self) -> Option<usize> {
         self.chunks.first().map(|chunk| chunk.start)
     }

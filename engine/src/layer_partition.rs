@@ -31,7 +31,7 @@ pub struct StageLayers {
     pub total: usize,
     /// The blocks, counted from 0, of each layer between embedding and head of the whole model.
     pub blocks: Vec<Range<usize>>,
-    /// How backward recomputes each of these layers; `None` if it does not.
+    /// The recompute of each layer; `None` for layers that backward does not recompute.
     pub recomputed: Vec<Option<Recompute>>,
 }
 

@@ -25,7 +25,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether it has a backward and an update.
+    /// Whether steps of this mode have a backward and an update.
     pub fn trains(self) -> bool {
         matches!(self, Mode::Train | Mode::Measure)
     }
@@ -58,7 +58,7 @@ pub enum Room {
 }
 
 impl StepKind {
-    /// Whether it has a backward and an update.
+    /// Whether the step has a backward and an update.
     pub fn trains(self) -> bool {
         self.mode.trains()
     }

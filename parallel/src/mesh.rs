@@ -174,7 +174,7 @@ impl Place {
     /// The only rank.
     pub const ALONE: Place = Place { index: 0, count: 1 };
 
-    /// Whether it is the first of the ranks.
+    /// Whether the rank is the first of its group.
     pub fn is_first(self) -> bool {
         self.index == 0
     }

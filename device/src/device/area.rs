@@ -122,7 +122,7 @@ impl Device {
         self.peek().buffers.len()
     }
 
-    /// Forgets the buffers that were named since there were `made` of them, and gives their numbers again. No tensor of them
+    /// Forgets all buffers but the first `made`. Later buffers get the freed numbers. No tensor of them
     /// may be used any more.
     pub fn forget_buffers_since(&self, made: usize) {
         let mut core = self.core();

@@ -4,9 +4,8 @@ use super::Device;
 use crate::NvtxRange;
 
 impl Device {
-    /// From now on there are NVTX ranges for launches of graphs (`launch NAME`) and for making them ready
-    /// (`instantiate NAME`), and those that are asked for with [`Device::nvtx_range`]; `false`: no more. Off at first. While
-    /// off, a range costs a look at this switch.
+    /// Switches NVTX ranges on or off; off at first. Ranges are for launches of graphs (`launch NAME`), for making graphs
+    /// ready (`instantiate NAME`), and for [`Device::nvtx_range`]. While off, a range costs a look at this switch.
     pub fn set_nvtx(&self, on: bool) {
         self.core().nvtx = on;
     }

@@ -25,7 +25,7 @@ pub struct GpuProperties {
 }
 
 impl GpuProperties {
-    /// Whether it has the instructions of Hopper. No other GPU has them, older or newer.
+    /// Whether the GPU has the instructions of Hopper. No other GPU has them, older or newer.
     pub fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
     }

@@ -13,8 +13,8 @@ pub struct Node {
     pub accesses: Accesses,
     /// The node's region and name.
     pub label: Rc<str>,
-    /// The stream it was submitted to.
+    /// The stream that the operation was submitted to.
     pub stream: StreamId,
-    /// Indices of the nodes that must be done before it starts.
+    /// The indices of the nodes that the node waits for.
     pub dependencies: Vec<usize>,
 }

@@ -149,7 +149,7 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Waits until it is done.
+    /// Waits until the memory is locked.
     ///
     /// # Errors
     /// The system cannot lock that much, or has no more threads. The blocks that it did lock are there.

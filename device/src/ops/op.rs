@@ -81,7 +81,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Bytes that it reads and writes; see [`Operation::bytes`].
+            /// The bytes that the operation reads and writes; see [`Operation::bytes`].
             pub fn bytes(&self) -> f64 {
                 match self {
                     $(Op::$name(op) => Operation::bytes(op),)*
@@ -105,7 +105,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The status of the step's gradients that it makes.
+            /// The status of the step's gradients that the operation makes.
             pub fn makes_status(&self) -> Option<Tensor> {
                 match self {
                     $(Op::$name(op) => op.makes_status(),)*
@@ -113,7 +113,8 @@ macro_rules! operations {
                 }
             }
 
-            /// The status that decides whether it writes anything. An operation before it in the step must make that
+            /// The status that decides whether the operation writes anything. An operation before it in the step must make
+            /// that
             /// status.
             pub fn follows_status(&self) -> Option<Tensor> {
                 match self {
@@ -147,7 +148,8 @@ macro_rules! operations {
                 ].to_vec()
             }
 
-            /// Shows `visit` every tensor that it names. `visit` may replace the tensor. The order is always the same.
+            /// Calls `visit` with every tensor of the operation. `visit` may replace the tensor. The order is always the
+            /// same.
             /// A tensor that is named twice is shown twice.
             ///
             /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant). A hash can
@@ -159,7 +161,8 @@ macro_rules! operations {
                 }
             }
 
-            /// The same operation on other tensors: `place` replaces each that it names. It keeps shapes and types, and
+            /// The same operation on other tensors. `place` gives the tensor for each old one. It keeps shapes and types,
+            /// and
             /// gives the same answer if a tensor is named again.
             #[must_use]
             pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {

@@ -26,7 +26,7 @@ pub struct Span {
     pub category: &'static str,
     /// Nanoseconds from the timeline's beginning.
     pub start_ns: u64,
-    /// Nanoseconds it took.
+    /// The span's length in nanoseconds.
     pub duration_ns: u64,
     /// Other facts, by name: an operation's `shape`, `type`, `flops` and `bytes`; the kernel's symbol; the `graph` that was
     /// launched.
@@ -70,7 +70,8 @@ pub(crate) fn work_details(op: &Op) -> Vec<(&'static str, String)> {
 /// by time of start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// When it began, in nanoseconds since 1970 by this machine's clock. It aligns the timelines of several ranks.
+    /// The timeline's beginning, in nanoseconds since 1970 by this machine's clock. It aligns the timelines of several
+    /// ranks.
     pub began_ns: u64,
     /// The spans.
     pub spans: Vec<Span>,

@@ -33,11 +33,11 @@ pub enum WeightSource {
 /// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Param {
-    /// How it multiplies.
+    /// The recipe of the weight's products.
     pub fp8: Fp8,
     /// The source of the copies.
     pub source: WeightSource,
-    /// When they are made.
+    /// The time at which the copies are made.
     pub made: Made,
     /// The index of its first scale among those of all weights.
     scales_start: usize,

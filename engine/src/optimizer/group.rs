@@ -18,7 +18,7 @@ pub struct ParamGroup {
     pub takes: fn(&ParamSpec) -> bool,
     /// The names of parameters that it may take; `None`: any.
     pub names: Option<Arc<BTreeSet<String>>>,
-    /// How its parameters are updated. Groups that share one `Arc` are updated by one launch.
+    /// The update rule of the group's parameters. Groups that share one `Arc` are updated by one launch.
     pub rule: Arc<dyn UpdateRule>,
     /// Weight decay of its parameters.
     pub weight_decay: f32,

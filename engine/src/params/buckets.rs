@@ -24,7 +24,7 @@ pub struct BucketMemory {
     pub sums: Axes,
     /// The ranks among them that divide masters and state.
     pub rest: Axes,
-    /// What these divide. If that is gradients, `grads` has those of one microbatch.
+    /// The memory of the bucket that the ranks of `rest` divide. If that is gradients, `grads` has those of one microbatch.
     pub sharding: Sharding,
     /// The rank among these that updates all of it; `None` if each updates a part.
     pub owner: Option<usize>,
@@ -43,7 +43,7 @@ pub struct PartedWeights {
     pub layer: usize,
     /// The weights that layers read, flat.
     pub weights: Tensor,
-    /// What they are made of.
+    /// The source of the weights.
     pub source: WeightSource,
     /// The ranks that have parts.
     pub rest: Axes,

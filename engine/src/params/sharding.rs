@@ -29,7 +29,7 @@ impl Sharding {
     }
 }
 
-/// How ranks divide what they divide.
+/// The units of a division among ranks: elements, or whole parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Division {
     /// Each has an equal part of a bucket's elements.

@@ -45,7 +45,7 @@ pub struct ParamSpec {
     pub rows: usize,
     /// The sizes of the whole parameter, without padding.
     pub whole: Vec<usize>,
-    /// How it lies over the ranks.
+    /// The parameter's spread over the ranks.
     pub spread: Spread,
     /// The memory that master weights and optimizer state lie in, if they are no weights that layers read.
     pub state_home: Home,
@@ -59,20 +59,20 @@ pub struct ParamSpec {
     pub grad_type: DType,
     /// The parameter's first values.
     pub init: Init,
-    /// What the ranks that divide its state divide.
+    /// The memory that ranks with other tokens divide.
     pub sharding: Sharding,
-    /// How they divide it, unless it is frozen.
+    /// The way in which ranks divide the parameter; without meaning if it is frozen.
     pub division: Division,
     /// The number of buffers that layers take turns in, if ranks divide weights or gradients.
     pub turns: usize,
-    /// The layer that completes its gradient in backward.
+    /// The layer that completes the gradient in backward.
     pub layer: usize,
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
     /// tables are like this.
     pub sparse: bool,
     /// The parameter is the weight of a linear layer in a block. Each of its parts packs matrices: see [`Part::rows`].
     pub is_block_weight: bool,
-    /// The share of it that a token is multiplied with: 1, or of all experts those that a token passes.
+    /// The share of the parameter that a token is multiplied with: 1, or of all experts those that a token passes.
     pub share_per_token: f64,
     /// Layers read f32 weights, whatever the model's precision.
     pub always_f32: bool,
@@ -83,7 +83,7 @@ pub struct ParamSpec {
     /// The parameter is frozen: it has no gradient, no master weights and no optimizer state. Gradients pass through
     /// its layer to the layers before.
     pub frozen: bool,
-    /// Ranks do not divide it: the step itself writes it.
+    /// The parameter is whole on every rank, because the step writes it.
     pub stays_whole: bool,
     /// The parameter's values lie in memory as codes of this form, and layers take turns in buffers with them as they
     /// read them. It is frozen then, and its rows, as this rank stores them, have a multiple of
@@ -204,7 +204,7 @@ impl ParamSpec {
         fill(&self.whole, &self.slabs, range, value)
     }
 
-    /// Whether it has two axes or more. Biases and the gains of norms have one.
+    /// Whether the parameter has two axes or more. Biases and the gains of norms have one.
     pub fn is_matrix(&self) -> bool {
         self.shape.sizes().len() >= 2
     }

@@ -9,7 +9,7 @@ use crate::words::{counted, tell};
 /// [`Capture`](crate::Capture).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Forgotten {
-    /// All of them. One that comes back is counted again when it is forgotten again.
+    /// The number of forgotten kinds. One that comes back is counted again when it is forgotten again.
     pub plans: usize,
     /// The kinds that went before their capture: they were recorded and planned, and ran eagerly alone.
     pub without_graph: usize,

@@ -51,17 +51,17 @@ impl<R: Copy> Piece<R> {
         self.region
     }
 
-    /// Whether it is the region's first.
+    /// Whether the piece is the first of its region.
     pub fn begins(&self) -> bool {
         self.begins
     }
 
-    /// Whether its region is on the second lane.
+    /// Whether the piece's region runs on the second lane.
     pub fn is_aside(&self) -> bool {
         self.is_aside
     }
 
-    /// The event that ends it.
+    /// The event that ends the piece.
     pub fn then(&self) -> Then {
         self.then
     }
@@ -92,7 +92,7 @@ pub struct PieceEntry {
     accesses: Rc<Accesses>,
     /// See [`PieceEntry::writes_outside`].
     outside: bool,
-    /// The name of its place in timelines, if that is not its region.
+    /// The entry's name in timelines; `None` for the region's name.
     pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
@@ -126,7 +126,7 @@ impl PieceEntry {
         PieceEntry { moves: true, outside: false, ..PieceEntry::new(op.into(), DoneIn::AllSteps, |_| false) }
     }
 
-    /// Has it use a copy that a move has made, in place of the tensor `of` and its parts.
+    /// Replaces the tensor `of`, and tensors within `of`, by a copy that a move has made.
     pub fn use_copy(&mut self, of: &Tensor, copy: &Tensor) {
         let whole = of.range();
         let is_part =
@@ -151,12 +151,12 @@ impl PieceEntry {
         &self.op
     }
 
-    /// The tensors that it reads and writes.
+    /// The tensors that the operation reads and writes.
     pub fn accesses(&self) -> &Rc<Accesses> {
         &self.accesses
     }
 
-    /// Whether it writes no buffer of a region: its results lie in memory that outlives the step.
+    /// Whether the operation writes only memory that outlives the step. Such memory is in no region's buffers.
     pub fn writes_outside(&self) -> bool {
         self.outside
     }
@@ -171,22 +171,23 @@ impl PieceEntry {
         self.accesses.conflicts(&other.accesses)
     }
 
-    /// Whether it is a transfer by that communicator.
+    /// Whether the operation is a transfer by `communicator`.
     pub fn is_transfer_of(&self, communicator: &Rc<dyn Communicator>) -> bool {
         matches!(&*self.op, Op::Collective(transfer) if Rc::ptr_eq(&transfer.communicator, communicator))
     }
 
-    /// The queue that it is on; `None` for the region's own.
+    /// The operation's queue; `None` for the region's own queue.
     pub fn queue(&self) -> Option<&Rc<SideStream>> {
         self.queue.as_ref()
     }
 
-    /// Puts it on a queue. It starts there after all earlier work on the region's own queue.
+    /// Puts the operation on a queue. It starts there after all earlier work on the region's own queue.
     pub fn put_on(&mut self, queue: &Rc<SideStream>) {
         self.queue = Some(queue.clone());
     }
 
-    /// The region's own queue waits before it for all that the piece has put on another queue so far. Buffers that only
+    /// Before this operation the region's own queue waits for all that the piece has put on another queue so far. Buffers
+    /// that only
     /// that queue used are free from here on.
     pub fn wait_for(&mut self, queue: &Rc<SideStream>) {
         self.waits_for = Some(queue.clone());

@@ -19,21 +19,22 @@ pub struct ListedEntry {
     /// The entry's position in the recorded step, in which waits of streams have positions too. The times of a
     /// [`BufferUse`](crate::BufferUse) are such positions.
     pub position: usize,
-    /// Index of its region's visit, counted in the order in which regions begin; `None` outside of all.
+    /// The index of the entry's visit; `None` outside of all regions. Visits are counted in the order in which regions
+    /// begin.
     pub visit: Option<usize>,
     /// The entry's region, or a name of its own for timelines; empty outside of all.
     pub region: Rc<str>,
-    /// The visit whose graph contains it; `None` if it is submitted on its own.
+    /// The visit whose graph contains the entry; `None` for an eager entry.
     pub graph: Option<usize>,
     /// The entry's queue.
     pub queue: StreamId,
-    /// The name of its operation or call.
+    /// The name of the entry's operation or host call.
     pub name: &'static str,
     /// The operation. `None` for a call of the host.
     pub op: Option<Op>,
-    /// The tensors that it reads and writes.
+    /// The tensors that the entry reads and writes.
     pub accesses: Accesses,
-    /// The entries of other queues that it waits for, by number.
+    /// The numbers of the entries of other queues that the entry waits for.
     pub waits: Vec<usize>,
 }
 

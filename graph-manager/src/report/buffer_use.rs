@@ -14,17 +14,17 @@ use crate::program::Program;
 pub struct BufferUse {
     /// The buffer's name in the step.
     pub name: String,
-    /// The region that takes it.
+    /// The region that takes the buffer.
     pub region: String,
-    /// The area that it lies in, as [`MemoryUse`](crate::MemoryUse) names it.
+    /// The buffer's area, as [`MemoryUse`](crate::MemoryUse) names it.
     pub area: String,
     /// The buffer's place in the area, bytes.
     pub offset: usize,
     /// The buffer's size.
     pub bytes: usize,
-    /// The position of its first use.
+    /// The position of the buffer's first use.
     pub first: usize,
-    /// The position of its last use.
+    /// The position of the buffer's last use.
     pub last: usize,
 }
 

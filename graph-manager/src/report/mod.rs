@@ -56,26 +56,26 @@ pub struct StepReport {
 pub struct Launch {
     /// The region.
     pub region: String,
-    /// The microbatch that it belongs to.
+    /// The region's microbatch.
     pub microbatch: Option<usize>,
-    /// Index of its graph in the report. `None` if it runs eagerly, or has not been captured yet.
+    /// The index of the region's graph in the report. `None` for an eager region, or one that has not been captured yet.
     pub graph: Option<usize>,
-    /// Position in the recorded step of its first operation.
+    /// The position of the region's first operation in the recorded step.
     pub start: usize,
-    /// Position after its last operation.
+    /// The position after the region's last operation.
     pub end: usize,
 }
 
 /// One graph.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct GraphReport {
-    /// The region that it was captured from.
+    /// The region that the graph was captured from.
     pub name: String,
-    /// The mode of the steps that replay it.
+    /// The mode of the steps that replay the graph.
     pub mode: String,
     /// The slot of memory that its microbatches share. `None` if memory is planned over the whole step.
     pub slot: Option<usize>,
-    /// The microbatches that it serves. Empty for a region that belongs to none.
+    /// The microbatches that the graph serves. Empty for a region that belongs to none.
     pub microbatches: Vec<usize>,
     /// Bytes of the buffers that the region takes, those of inner regions included. Other graphs use the same memory at
     /// other times.
@@ -113,7 +113,7 @@ pub struct MemoryUse {
 pub struct EagerReport {
     /// The policy's name for the kind of region.
     pub region: String,
-    /// The reason why they have no graph.
+    /// The reason why the regions have no graph.
     pub reason: String,
 }
 

@@ -95,7 +95,7 @@ pub struct TransferCount {
 /// An error that a rank reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The exit code for it.
+    /// The fault's exit code.
     pub code: i32,
     /// The fault, in words.
     pub error: String,

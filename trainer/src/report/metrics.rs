@@ -35,7 +35,7 @@ pub struct StepMetrics {
     /// Mean loss over the global batch, nats.
     #[serde(deserialize_with = "or_nan")]
     pub loss: f64,
-    /// Likewise the terms that training adds to it, by name. They are not part of `loss`. Of pairs of answers the means that
+    /// Mean terms of the loss beside `loss`, nats, by name. They are not part of `loss`. Of pairs of answers the means that
     /// TRL tells, by its names, such as `rewards/margins`.
     #[serde(flatten)]
     pub added: BTreeMap<String, f64>,
@@ -43,7 +43,8 @@ pub struct StepMetrics {
     /// left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_imbalance: Option<f64>,
-    /// Likewise the largest load of a rank that divides the experts of a block; left out if none do.
+    /// The largest load of a rank over the mean load of the ranks that divide a block's experts, in the block with the
+    /// largest such number; left out if no ranks divide them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank_imbalance: Option<f64>,
     /// Choices that were dropped because of their experts' loads, over all blocks; left out if loads are not limited.

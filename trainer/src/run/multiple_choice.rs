@@ -16,7 +16,7 @@ use crate::run::set_up::step_settings;
 
 /// Questions to evaluate on.
 pub struct ChoiceSet {
-    /// The user's name for them.
+    /// The user's name for the questions.
     pub name: String,
     /// The questions.
     pub questions: MultipleChoice,
@@ -33,7 +33,7 @@ pub struct ChoiceResult {
     pub acc: f64,
     /// Standard error of `acc`.
     pub acc_stderr: f64,
-    /// The same by the log-likelihood over the number of characters.
+    /// The share of right endings by the log-likelihood over the number of characters.
     pub acc_norm: f64,
     /// Standard error of `acc_norm`.
     pub acc_norm_stderr: f64,
@@ -51,9 +51,9 @@ pub struct Answer {
     pub line: usize,
     /// The right ending, from 0.
     pub label: usize,
-    /// The one with the largest log-likelihood.
+    /// The ending with the largest log-likelihood.
     pub chosen: usize,
-    /// The same by the log-likelihood over the number of characters.
+    /// The ending with the largest log-likelihood over the number of characters.
     pub chosen_norm: usize,
     /// For each ending the sum of the log-likelihoods of its tokens, in nats.
     pub log_likelihoods: Vec<f64>,

@@ -22,11 +22,11 @@ pub struct AdaptedLayer {
 /// An adapter of a matrix, and the rows that belong to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterRows {
-    /// Of the layer's weight: those that it covers.
+    /// The rows of the layer's weight that the adapter covers.
     pub covered: Range<usize>,
-    /// Of the parameter that packs `A`.
+    /// The adapter's rows of the parameter that packs `A`.
     pub a: Range<usize>,
-    /// Of the parameter that packs `B`.
+    /// The adapter's rows of the parameter that packs `B`.
     pub b: Range<usize>,
 }
 

@@ -10,7 +10,7 @@ pub struct LatentHead {
     pub plain: usize,
     /// Of queries and keys, those that are rotated; an even number. All heads have the same ones of keys.
     pub rotated: usize,
-    /// Of values.
+    /// Channels of a value.
     pub value: usize,
 }
 
@@ -61,9 +61,9 @@ pub struct PackLatent {
 pub struct PackLatentBackward {
     /// The sizes of a head.
     pub head: LatentHead,
-    /// Gradients.
+    /// The gradients of the forward's tensors.
     pub tensors: LatentTensors,
-    /// The forward's.
+    /// The forward's table of cosines and sines.
     pub table: Tensor,
 }
 

@@ -95,7 +95,7 @@ impl Visit for RankKeys {
 /// The keys and values of ranks that divide sequences, and their gradients from the queries here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankKeysBackward {
-    /// The forward's.
+    /// The forward's keys and values.
     pub keys: RankKeys,
     /// With the sizes of the keys, written: the gradients from the queries here. Other ranks have the other summands. Rows of
     /// another rank's keys that no query here sees are left alone.
@@ -294,11 +294,11 @@ pub struct AttentionBackward {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// The forward's.
+    /// The forward's scores.
     pub scores: Scores,
     /// The forward's mask.
     pub mask: Mask,
-    /// The forward's.
+    /// The forward's documents.
     pub documents: Option<Documents>,
     /// The forward's dropout.
     pub dropout: Option<DropoutSite>,

@@ -22,7 +22,7 @@ impl Visit for KeyPart {
 /// the statistics of the parts and `A` and `B` their outputs (as for the blocks of Dao et al., 2022).
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergeAttention {
-    /// Every query sees keys of it.
+    /// Attention over the first keys. Every query sees some of these keys.
     pub first: KeyPart,
     /// The queries of a sample from `first_query` on see keys of it. The rows of the others are not read.
     pub second: KeyPart,

@@ -9,7 +9,7 @@ use crate::ops::{check_cap, ensure};
 pub struct Scores {
     /// The factor of products; `None` for `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
-    /// Then a score `s` becomes `cap * tanh(s / cap)` (Gemma Team, 2024), so that it stays within the cap; `None` for no cap.
+    /// The bound `cap` of scores; `None` for no bound. A score `s` becomes `cap * tanh(s / cap)` (Gemma Team, 2024).
     pub soft_cap: Option<f32>,
 }
 

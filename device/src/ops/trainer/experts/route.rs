@@ -206,7 +206,7 @@ impl Visit for Balance {
 /// gradient. The z-loss is that of the router's logits (Zoph et al., 2022).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteBackward {
-    /// Of the forward.
+    /// The forward's router.
     pub router: Router,
     /// `(tokens, experts)`, f32.
     pub logits: Tensor,
