@@ -1,7 +1,7 @@
 //! Errors of a step.
 
+use crate::call_order::Call;
 use crate::options::Mempool;
-use crate::order::Call;
 
 /// The result of a step, a region or a plan.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -10,6 +10,7 @@
 //! - Findings: [`Report`], [`Verification`], [`Verified`], [`Sameness`], [`Error`].
 //! - Operations, tensors and streams: [`device`]; own operations: [`device::ops::CustomOp`], [`device::ops::Launcher`].
 
+mod call_order;
 mod capture;
 mod code;
 mod error;
@@ -20,7 +21,6 @@ mod layers;
 mod manager;
 mod memory;
 mod options;
-mod order;
 mod passes;
 mod policy;
 mod program;
@@ -35,6 +35,7 @@ mod words;
 /// The crate of devices, streams, memory and operations.
 pub use device;
 
+pub use call_order::{Call, CallOrder, Calls, Phase};
 pub use capture::{ByHand, Capture, RunOutput, Signature};
 #[cfg(feature = "trainer-ops")]
 pub use code::{Masks, RandomState};
@@ -44,7 +45,6 @@ pub use layers::{BoxedLayer, CallHooks, GraphedCallables, Layer, graph_callables
 pub use manager::{CudaGraphManager, Forgotten};
 pub use memory::{GraphHooks, Pool};
 pub use options::{CheckReplays, ManagerOptions, Mempool};
-pub use order::{Call, CallOrder, Calls, Phase};
 pub use passes::{Piece, PieceEntry, StepPass, Then};
 pub use policy::{CaptureAll, Instance, Policy};
 pub use program::ListedEntry;

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter};
 
-use crate::order::{Call, Phase};
+use crate::call_order::{Call, Phase};
 use crate::policy::{Instance, Policy};
 
 /// A region of a training step. With [`TrainingPolicy`] a program needs no region type of its own.

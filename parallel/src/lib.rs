@@ -27,7 +27,7 @@ pub use nccl::nccl_version;
 pub use nccl_version::NcclVersion;
 pub use pipeline_groups::PipelineGroups;
 pub use placement::Placement;
-pub use ranks::{Connect, Connections, Lane, Ranks, suits_peer_memory};
+pub use ranks::{Connect, Connections, Purpose, Ranks, suits_peer_memory};
 pub use receive_queue::ReceiveQueue;
 pub use schedule::Schedule;
 pub use stage::PipelineStage;

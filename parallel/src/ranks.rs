@@ -11,7 +11,7 @@ pub type Connect<'c> = dyn FnMut(&str, Vec<usize>) -> Result<Option<Rc<dyn Commu
 
 /// The purpose of a communicator. Ranks that do two things at once need two communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum Purpose {
     /// The transfers of the compute stream.
     Main,
     /// The transfers of a microbatch that runs beside another one.
@@ -34,7 +34,7 @@ pub struct Connections {
     /// All ranks.
     pub mesh: Mesh,
     /// The groups to connect, in the order in which all ranks connect them.
-    pub groups: Vec<(Axes, Lane)>,
+    pub groups: Vec<(Axes, Purpose)>,
     /// The parts of the model that each stage has.
     pub placement: Placement,
     /// The first and the last stage share a parameter.
@@ -46,12 +46,13 @@ impl Connections {
     pub fn new(mesh: Mesh, placement: Placement) -> Connections {
         let axes = [Axis::Tensor, Axis::KeyHeadCopies, Axis::Tokens, Axis::Pipeline];
         let none = Connections { mesh, groups: Vec::new(), placement, ties_ends: false };
-        let dense = axes.into_iter().fold(none, |all, axis| all.with(axis, Lane::Main)).with(Axis::Context, Lane::Keys);
-        let all = dense.with(Axis::ExpertData, Lane::Main).with(Axis::Expert, Lane::Rows);
+        let dense =
+            axes.into_iter().fold(none, |all, axis| all.with(axis, Purpose::Main)).with(Axis::Context, Purpose::Keys);
+        let all = dense.with(Axis::ExpertData, Purpose::Main).with(Axis::Expert, Purpose::Rows);
         let divided = [Axis::Shards, Axis::ExpertShards, Axis::Copies];
         match mesh.size(Axis::Copies) {
             1 => all,
-            _ => divided.into_iter().fold(all, |all, axis| all.with(axis, Lane::Main)),
+            _ => divided.into_iter().fold(all, |all, axis| all.with(axis, Purpose::Main)),
         }
     }
 
@@ -61,8 +62,8 @@ impl Connections {
     }
 
     /// Also connects the ranks of `axis` for a purpose, if there are several and they are not connected for it.
-    pub fn with(mut self, axis: Axis, lane: Lane) -> Connections {
-        let group = (self.mesh.axes(axis), lane);
+    pub fn with(mut self, axis: Axis, purpose: Purpose) -> Connections {
+        let group = (self.mesh.axes(axis), purpose);
         if !group.0.is_empty() && !self.groups.contains(&group) {
             self.groups.push(group);
         }
@@ -75,7 +76,7 @@ impl Connections {
 pub struct Ranks {
     mesh: Mesh,
     rank: usize,
-    made: Vec<(Axes, Lane, Rc<dyn Communicator>)>,
+    made: Vec<(Axes, Purpose, Rc<dyn Communicator>)>,
     pipeline: Option<PipelineGroups>,
 }
 
@@ -99,9 +100,9 @@ impl Ranks {
     pub fn connect(connections: &Connections, rank: usize, connect: &mut Connect<'_>) -> Result<Rc<Ranks>> {
         let &Connections { mesh, ref groups, placement, ties_ends } = connections;
         let mut ranks = Ranks { mesh, rank, made: Vec::new(), pipeline: None };
-        for &(axes, lane) in groups {
-            if let Some(communicator) = connect(&name(&mesh, axes, lane), mesh.members(rank, axes))? {
-                ranks.made.push((axes, lane, communicator));
+        for &(axes, purpose) in groups {
+            if let Some(communicator) = connect(&name(&mesh, axes, purpose), mesh.members(rank, axes))? {
+                ranks.made.push((axes, purpose, communicator));
             }
         }
         ranks.pipeline = PipelineGroups::connect(&mesh, rank, placement, ties_ends, connect)?;
@@ -143,8 +144,8 @@ impl Ranks {
     /// # Panics
     /// If the group has other ranks and was not connected: a sum over it would be left out in silence.
     pub fn over(&self, axes: Axes) -> Option<&Rc<dyn Communicator>> {
-        assert!(!self.lacks(axes, Lane::Main), "no communicator `{}`", name(&self.mesh, axes, Lane::Main));
-        self.in_lane(axes, Lane::Main)
+        assert!(!self.lacks(axes, Purpose::Main), "no communicator `{}`", name(&self.mesh, axes, Purpose::Main));
+        self.for_purpose(axes, Purpose::Main)
     }
 
     /// The communicator of the ranks along a named axis; see [`Ranks::over`].
@@ -154,13 +155,13 @@ impl Ranks {
 
     /// The communicator of this rank's group for a purpose; `None` if the rank is alone in it, or if the group was not
     /// connected for that.
-    pub fn in_lane(&self, axes: Axes, lane: Lane) -> Option<&Rc<dyn Communicator>> {
-        self.made.iter().find(|made| (made.0, made.1) == (axes, lane)).map(|(_, _, communicator)| communicator)
+    pub fn for_purpose(&self, axes: Axes, purpose: Purpose) -> Option<&Rc<dyn Communicator>> {
+        self.made.iter().find(|made| (made.0, made.1) == (axes, purpose)).map(|(_, _, communicator)| communicator)
     }
 
     /// Whether a group of several ranks has no communicator for a purpose.
-    pub fn lacks(&self, axes: Axes, lane: Lane) -> bool {
-        self.place(axes).has_others() && self.in_lane(axes, lane).is_none()
+    pub fn lacks(&self, axes: Axes, purpose: Purpose) -> bool {
+        self.place(axes).has_others() && self.for_purpose(axes, purpose).is_none()
     }
 
     /// The communicators that together connect a rank's group: a sum over one after the other is a sum over the group. For
@@ -174,7 +175,7 @@ impl Ranks {
                 .into_iter()
                 .chain([Axis::Shards, Axis::ExpertShards, Axis::Copies]);
         // Ranks with other experts may have a group of their own for nothing but their rows.
-        let made = |these| self.in_lane(these, Lane::Main).or_else(|| self.in_lane(these, Lane::Rows));
+        let made = |these| self.for_purpose(these, Purpose::Main).or_else(|| self.for_purpose(these, Purpose::Rows));
         let groups: Vec<Axes> = named.map(|axis| self.axes(axis)).filter(|&axes| made(axes).is_some()).collect();
         let Some(cover) = cover(axes, &groups) else { panic!("no communicators of axes make up {axes:?}") };
         cover.into_iter().filter_map(|these| made(these).cloned()).collect()
@@ -196,15 +197,15 @@ fn cover(axes: Axes, groups: &[Axes]) -> Option<Vec<Axes>> {
 }
 
 /// The name of a communicator, in logs and messages.
-fn name(mesh: &Mesh, axes: Axes, lane: Lane) -> String {
+fn name(mesh: &Mesh, axes: Axes, purpose: Purpose) -> String {
     let group = mesh.axis_of(axes).map_or_else(|| format!("{axes:?}"), |axis| axis.name().into());
-    match lane {
-        Lane::Main => group,
-        Lane::Aside => format!("{group}, aside"),
-        Lane::Loads => format!("{group}, loads"),
-        Lane::Keys => format!("{group}, keys"),
-        Lane::KeysAside => format!("{group}, keys, aside"),
-        Lane::Rows => format!("{group}, rows"),
-        Lane::RowsAside => format!("{group}, rows, aside"),
+    match purpose {
+        Purpose::Main => group,
+        Purpose::Aside => format!("{group}, aside"),
+        Purpose::Loads => format!("{group}, loads"),
+        Purpose::Keys => format!("{group}, keys"),
+        Purpose::KeysAside => format!("{group}, keys, aside"),
+        Purpose::Rows => format!("{group}, rows"),
+        Purpose::RowsAside => format!("{group}, rows, aside"),
     }
 }

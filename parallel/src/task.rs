@@ -9,7 +9,7 @@ pub enum Direction {
     Backward,
 }
 
-/// One unit of a stage's work.
+/// A task of a stage: the forward or the backward of a chunk for one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
     /// The forward pass of a microbatch through a chunk. In training the head, with the loss, belongs to the backward.

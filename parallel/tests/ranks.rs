@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, Placement, Ranks, ThreadWorld, suits_peer_memory};
+use parallel::{Axis, Connections, Mesh, MeshSizes, Placement, Purpose, Ranks, ThreadWorld, suits_peer_memory};
 
 /// Does `work` on a thread for each rank of a mesh.
 fn on_ranks(connections: &Connections, work: impl Fn(&Ranks) + Sync) {
@@ -21,18 +21,21 @@ fn connections(sizes: MeshSizes) -> Connections {
 #[test]
 fn each_group_has_one_communicator_with_the_name_of_its_axis_and_purpose() {
     let sizes = MeshSizes { tensor: 4, key_head_copies: 2, pipeline: 2, ..MeshSizes::of(16) };
-    let all = connections(sizes).with(Axis::Tensor, Lane::Aside).with(Axis::Data, Lane::Loads);
+    let all = connections(sizes).with(Axis::Tensor, Purpose::Aside).with(Axis::Data, Purpose::Loads);
     on_ranks(&all, |ranks| {
-        let named = |axis: Axis, lane| {
-            let communicator = ranks.in_lane(ranks.axes(axis), lane).unwrap();
+        let named = |axis: Axis, purpose| {
+            let communicator = ranks.for_purpose(ranks.axes(axis), purpose).unwrap();
             assert_eq!(communicator.rank(), ranks.at(axis).index);
             assert_eq!(communicator.members(), ranks.mesh().members_along(ranks.rank(), axis));
             communicator.name().to_string()
         };
-        assert_eq!([Lane::Main, Lane::Aside].map(|lane| named(Axis::Tensor, lane)), ["tensor", "tensor, aside"]);
-        assert_eq!(named(Axis::KeyHeadCopies, Lane::Main), "key head copies");
-        assert_eq!(named(Axis::Data, Lane::Loads), "data, loads");
-        assert_eq!(named(Axis::Pipeline, Lane::Main), "pipeline");
+        assert_eq!(
+            [Purpose::Main, Purpose::Aside].map(|purpose| named(Axis::Tensor, purpose)),
+            ["tensor", "tensor, aside"]
+        );
+        assert_eq!(named(Axis::KeyHeadCopies, Purpose::Main), "key head copies");
+        assert_eq!(named(Axis::Data, Purpose::Loads), "data, loads");
+        assert_eq!(named(Axis::Pipeline, Purpose::Main), "pipeline");
         let chain = ranks.chain(ranks.mesh().everyone());
         assert_eq!(chain.iter().map(|group| group.name()).collect::<Vec<_>>(), ["data", "tensor", "pipeline"]);
         assert_eq!(ranks.chain(ranks.of_stage()).len(), 2);
@@ -64,7 +67,7 @@ fn ranks_with_other_tokens_have_one_communicator_and_those_that_divide_sequences
     on_ranks(&connections(sizes), |ranks| {
         let chain = ranks.chain(ranks.of_stage());
         assert_eq!(chain.iter().map(|group| group.name()).collect::<Vec<_>>(), ["data x context", "tensor"]);
-        let keys = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys).unwrap();
+        let keys = ranks.for_purpose(ranks.axes(Axis::Context), Purpose::Keys).unwrap();
         assert_eq!((keys.name(), keys.rank()), ("context, keys", ranks.rank() / 2 % 2));
     });
 }

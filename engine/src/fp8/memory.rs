@@ -23,7 +23,7 @@ pub(crate) struct Fp8Memory {
 /// The source of the 8-bit copies of a weight.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each weight, and what is copied need not be allocated")]
-pub enum WeightSource {
+pub enum CopySource {
     /// Copies are made of the weight.
     Values(QuantizeSource),
     /// `(out, in)`: the ranks that divide the weight have quantised their parts. All parts were gathered here.
@@ -36,7 +36,7 @@ pub struct Fp8Param {
     /// The recipe of the weight's products.
     pub fp8: Fp8,
     /// The source of the copies.
-    pub source: WeightSource,
+    pub source: CopySource,
     /// The time at which the copies are made.
     pub made: Made,
     /// The index of its first scale among those of all weights.
@@ -97,9 +97,9 @@ impl Fp8Memory {
                 fp8,
                 // The copies are those of the 16-bit weights, whether such weights exist or not.
                 source: match (spec.dtype, param.weight.dtype) {
-                    (_, gathered) if gathered.is_fp8() => WeightSource::Gathered(param.weight),
-                    (DType::Bf16, DType::F32) => WeightSource::Values(QuantizeSource::Rounded(param.weight)),
-                    _ => WeightSource::Values(QuantizeSource::Stored(param.weight)),
+                    (_, gathered) if gathered.is_fp8() => CopySource::Gathered(param.weight),
+                    (DType::Bf16, DType::F32) => CopySource::Values(QuantizeSource::Rounded(param.weight)),
+                    _ => CopySource::Values(QuantizeSource::Stored(param.weight)),
                 },
                 made,
                 scales_start: scale_start,

@@ -10,7 +10,7 @@ mod weight;
 pub use counts::{CountCell, CountCells, Fp8Losses, Losses, PendingCounts, TensorCounts, TensorKind};
 pub(crate) use counts::{Fp8Counts, LossSums};
 pub(crate) use memory::Fp8Memory;
-pub use memory::{Fp8Param, WeightSource};
+pub use memory::{CopySource, Fp8Param};
 pub(crate) use operand::{Copies, Operand, QuantizeAs};
 pub use recipe::{Fp8, Fp8Format, Fp8Recipe, Made};
 pub use scale_state::{ScaleCell, ScaleState};

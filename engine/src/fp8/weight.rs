@@ -4,7 +4,7 @@ use device::Stream;
 use device::ops::{Copy, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8};
 use graph_manager::Result;
 
-use super::memory::{Fp8Param, WeightSource};
+use super::memory::{CopySource, Fp8Param};
 use super::operand::QuantizeAs;
 use super::recipe::Made;
 use crate::regions::Region;
@@ -48,7 +48,7 @@ impl Fp8Param {
     /// Errors of the device.
     pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
         match (self.made, self.source) {
-            (Made::Once, WeightSource::Values(source)) => self.count(cx, source),
+            (Made::Once, CopySource::Values(source)) => self.count(cx, source),
             (Made::OnceAStep, _) if is_first_use(cx) => self.make(cx, cx.mode().trains().then_some(self.columns)),
             (Made::Once | Made::OnceAStep, _) => Ok(()),
             (Made::ForEachUse, _) => self.make(cx, None),
@@ -71,15 +71,15 @@ impl Fp8Param {
     /// # Errors
     /// Errors of the device.
     pub(crate) fn make_once(&self, stream: &Stream) -> device::Result<()> {
-        let (Made::Once, WeightSource::Values(source)) = (self.made, self.source) else { return Ok(()) };
+        let (Made::Once, CopySource::Values(source)) = (self.made, self.source) else { return Ok(()) };
         self.scale(source).map_or(Ok(()), |scale| stream.submit(scale))?;
         stream.submit(self.quantize(source, Some(self.columns)))
     }
 
     fn make(&self, cx: &StepContext<'_>, columns: Option<Fp8Matrix>) -> Result<()> {
         let source = match self.source {
-            WeightSource::Values(source) => source,
-            WeightSource::Gathered(input) => {
+            CopySource::Values(source) => source,
+            CopySource::Gathered(input) => {
                 if input != self.rows.values {
                     cx.run(Copy { input, output: self.rows.values })?;
                 }

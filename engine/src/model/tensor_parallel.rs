@@ -15,7 +15,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind};
 use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Lane, Place, Ranks};
+use parallel::{Axis, Place, Purpose, Ranks};
 
 use super::buffers::all_rows;
 use crate::params::{ParamSpec, Part};
@@ -104,7 +104,7 @@ impl TensorParallel {
 
     /// The ranks with other experts of the same layers; `None` if each rank has all.
     pub(crate) fn expert_group(&self) -> Option<Rc<dyn Communicator>> {
-        self.ranks.in_lane(self.ranks.axes(Axis::Expert), Lane::Rows).cloned()
+        self.ranks.for_purpose(self.ranks.axes(Axis::Expert), Purpose::Rows).cloned()
     }
 
     /// A parameter that each rank has whole, of whose gradient it computes a partial sum.
@@ -185,24 +185,25 @@ pub(crate) enum Channels {
 #[derive(Clone, Copy)]
 pub(crate) struct Packed {
     size: usize,
-    /// The number of their units, such as heads. With more ranks than units, ranks store copies of the same unit.
-    units: usize,
+    /// The number of groups of rows or columns that ranks do not cut, such as heads. With more ranks than groups, ranks store
+    /// copies of the same group.
+    groups: usize,
 }
 
 impl Packed {
     /// Rows or columns that ranks divide in any equal parts.
     pub(crate) fn channels(size: usize) -> Packed {
-        Packed { size, units: size }
+        Packed { size, groups: size }
     }
 
     /// Rows or columns that every rank stores.
     pub(crate) fn copied(size: usize) -> Packed {
-        Packed { size, units: 1 }
+        Packed { size, groups: 1 }
     }
 
     /// Whether several of so many ranks store copies of a unit.
     fn has_copies(&self, ranks: usize) -> bool {
-        self.units < ranks
+        self.groups < ranks
     }
 
     /// The number of rows or columns, of all ranks together.
@@ -212,11 +213,11 @@ impl Packed {
 
     /// The number of rows or columns that each of so many ranks has.
     pub(crate) fn on_each(&self, ranks: usize) -> usize {
-        self.size / ranks.min(self.units)
+        self.size / ranks.min(self.groups)
     }
 
     /// Heads of so many channels.
     pub(crate) fn heads(heads: usize, head_dim: usize) -> Packed {
-        Packed { size: heads * head_dim, units: heads }
+        Packed { size: heads * head_dim, groups: heads }
     }
 }

@@ -9,7 +9,7 @@ use parallel::Axes;
 use super::flat_layout::{ALIGNMENT, Bucket};
 use super::owned_range::OwnedRange;
 use super::sharding::Sharding;
-use super::weight_memory::Home;
+use super::weight_memory::ParamMemory;
 use super::{CodeMemory, Params, TiedCopy, grads_of, of_home};
 use crate::fp8::Fp8Param;
 
@@ -118,7 +118,7 @@ impl Params {
             let all_grads = grads_of(self.grads, &self.layout, bucket.home.grads);
             let grads = all_grads.view(bucket.start, [bucket.elements]);
             let owned_grads = all_grads.view(bucket.part_start, [bucket.owned.elements]);
-            let &Bucket { layer, sums, home: Home { rest, sharding, .. }, owner, owned, tied, .. } = bucket;
+            let &Bucket { layer, sums, home: ParamMemory { rest, sharding, .. }, owner, owned, tied, .. } = bucket;
             BucketMemory { layer, grads, sums, rest, sharding, owner, owned, owned_grads, tied }
         };
         self.layout.buckets.iter().map(memory)
@@ -129,7 +129,7 @@ impl Params {
         let memory = |bucket: &Bucket| {
             let of_memory = of_home(&self.weights, bucket.home);
             let in_turn = || of_memory.turns[bucket.turn.buffer].view(bucket.turn.start, [bucket.elements]);
-            let &Bucket { layer, home: Home { rest, sharding, .. }, owner, owned, .. } = bucket;
+            let &Bucket { layer, home: ParamMemory { rest, sharding, .. }, owner, owned, .. } = bucket;
             let mut members = self.specs.iter().zip(&self.layout.params).filter(|(_, place)| bucket.has(place));
             let backward_reads = members.any(|(spec, _)| !spec.sparse);
             if let Some(here) = of_memory.codes {

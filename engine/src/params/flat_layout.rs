@@ -10,7 +10,7 @@ use super::owned_range::OwnedRange;
 use super::owners::{Belonging, owners};
 use super::sharding::{Division, Sharding};
 use super::spec::{ParamSpec, TiedCopy};
-use super::weight_memory::{Home, WeightMemory};
+use super::weight_memory::{ParamMemory, WeightMemory};
 
 /// The first elements of parameters lie at multiples of this: 256 bytes of f32, 128 of bf16.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -29,7 +29,7 @@ pub struct Bucket {
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
     /// The memory of its weights, and the ranks that divide its masters and state.
-    pub home: Home,
+    pub home: ParamMemory,
     /// The place of this rank among those that divide it.
     pub place: Place,
     /// The rank among these that updates all of it; `None` if each updates a part.
@@ -64,7 +64,7 @@ pub struct Turn {
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
     /// The memory of its weights, and the ranks that divide its masters and state.
-    pub home: Home,
+    pub home: ParamMemory,
     /// Among the gradients of its type; `None` if it is frozen.
     pub grad: Option<usize>,
     /// Among all parameters of its memory.
@@ -108,7 +108,7 @@ pub struct FlatLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HomeSize {
     /// The memory.
-    pub home: Home,
+    pub home: ParamMemory,
     /// All elements.
     pub elements: usize,
     /// The elements that this rank updates.
@@ -128,7 +128,7 @@ impl FlatLayout {
             bf16_gradients: 0,
             by_home: vec![],
         };
-        let homes: Vec<Home> = specs.iter().map(|spec| Home::of(spec, ranks)).collect();
+        let homes: Vec<ParamMemory> = specs.iter().map(|spec| ParamMemory::of(spec, ranks)).collect();
         for home in &homes {
             if !layout.by_home.iter().any(|known| known.home == *home) {
                 layout.by_home.push(HomeSize { home: *home, elements: 0, owned: 0 });
@@ -279,7 +279,7 @@ impl LayerPart {
 }
 
 /// The ranks that parameters belong to, by parameter; `None` of those that ranks cut.
-fn owners_of(specs: &[ParamSpec], homes: &[Home], ranks: &Ranks) -> Vec<Option<usize>> {
+fn owners_of(specs: &[ParamSpec], homes: &[ParamMemory], ranks: &Ranks) -> Vec<Option<usize>> {
     let whole: Vec<usize> = (0..specs.len()).filter(|&of| homes[of].division == Division::Parameters).collect();
     let belonging = |&of: &usize| Belonging { elements: aligned_elements(&specs[of]), over: homes[of].rest };
     let mut owners_of = vec![None; specs.len()];
@@ -386,7 +386,7 @@ mod tests {
                     };
                     let (mut weights, mut masters) = (counts(|of| of.elements), counts(|of| of.owned));
                     for (place, owners) in layout.params.iter().zip(&mut owners) {
-                        let count = |all: &mut [(Home, Vec<usize>)], at: usize, elements: usize| {
+                        let count = |all: &mut [(ParamMemory, Vec<usize>)], at: usize, elements: usize| {
                             let (_, all) = all.iter_mut().find(|(home, _)| *home == place.home).unwrap();
                             all[at..][..elements].iter_mut().for_each(|count| *count += 1);
                         };
@@ -400,7 +400,7 @@ mod tests {
                             .all(|at| at.is_multiple_of(ALIGNMENT));
                         assert!(aligned, "{place:?}");
                     }
-                    let once = |(_, all): &(Home, Vec<usize>)| all.iter().all(|&count| count <= 1);
+                    let once = |(_, all): &(ParamMemory, Vec<usize>)| all.iter().all(|&count| count <= 1);
                     assert!(gradients.iter().all(|&count| count <= 1), "two gradients lie in one place");
                     assert!(weights.iter().chain(&masters).all(once), "two elements lie in one place");
                 }

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use device::{Area, BufferId, DType, Device, Home as MemoryOf, Result, Shape, Tensor};
+use device::{Area, BufferId, DType, Device, Home, Result, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
@@ -39,7 +39,7 @@ pub use slab::Slab;
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use spread::{Cut, Part, Spread};
 pub(crate) use state_home::with_state_on_host;
-use weight_memory::{Home, WeightMemory};
+use weight_memory::{ParamMemory, WeightMemory};
 
 /// A parameter in memory.
 #[derive(Clone, Copy, Debug)]
@@ -102,9 +102,9 @@ pub struct Params {
     _areas: Vec<Area>,
 }
 
-/// The weights of one [`Home`].
+/// The weights of one [`ParamMemory`].
 struct Weights {
-    home: Home,
+    home: ParamMemory,
     /// Flat. All of them, or of gathered weights the owned part.
     weights: Tensor,
     /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and
@@ -145,7 +145,7 @@ impl Params {
 
     /// Whether a tensor is one of master weights on the host.
     pub(crate) fn is_on_host(&self, tensor: Tensor) -> bool {
-        let of_host = self.weights.iter().filter(|weights| weights.home.masters == MemoryOf::Host);
+        let of_host = self.weights.iter().filter(|weights| weights.home.masters == Home::Host);
         of_host.filter_map(|weights| weights.masters).any(|masters| masters.buffer == tensor.buffer)
     }
 
@@ -389,7 +389,7 @@ impl Params {
     }
 
     /// Bytes of the master weights there that are memory of their own; 0 if all parameters are f32.
-    pub fn master_bytes_in(&self, home: MemoryOf) -> usize {
+    pub fn master_bytes_in(&self, home: Home) -> usize {
         let there = self.weights.iter().filter(|weights| weights.home.masters == home);
         there.filter_map(|weights| weights.masters).map(|masters| masters.bytes()).sum()
     }
@@ -414,7 +414,7 @@ impl Weights {
         let here = if memory.is_gathered() { owned } else { elements };
         let (mut codes, mut gathered_codes) = (None, None);
         let weights = match memory.codes() {
-            None => flat_in(MemoryOf::Device, "weights", here, dtype)?,
+            None => flat_in(Home::Device, "weights", here, dtype)?,
             Some(form) => {
                 let here = CodeMemory::allocate(form, here, ["weights", "weight scales"], &mut flat_in)?;
                 codes = Some(here);
@@ -429,7 +429,7 @@ impl Weights {
             let buckets = layout.buckets.iter().chain(&layout.frozen).filter(|bucket| bucket.home == home);
             let largest = buckets.map(|bucket| bucket.turn.start + bucket.elements).max().unwrap_or(0);
             for _ in 0..home.turns {
-                turns.push(flat_in(MemoryOf::Device, "gathered weights", largest, dtype)?);
+                turns.push(flat_in(Home::Device, "gathered weights", largest, dtype)?);
             }
             if let Some(form) = memory.codes().filter(|_| memory.is_gathered()) {
                 let names = ["gathered codes", "gathered scales"];
@@ -460,7 +460,7 @@ fn grads_of(all: Tensor, layout: &FlatLayout, dtype: DType) -> Tensor {
 
 /// # Panics
 /// If no parameter has that memory: the layout lists the memories of all.
-fn of_home(weights: &[Weights], home: Home) -> &Weights {
+fn of_home(weights: &[Weights], home: ParamMemory) -> &Weights {
     match weights.iter().find(|weights| weights.home == home) {
         Some(weights) => weights,
         None => unreachable!("no parameter has its weights in {home:?}"),

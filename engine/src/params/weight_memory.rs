@@ -1,7 +1,7 @@
 //! The memory of the weights that layers read.
 
 use device::DType;
-use device::Home as MemoryOf;
+use device::Home;
 use device::ops::CodeForm;
 use parallel::{Axes, Place, Ranks};
 
@@ -30,7 +30,7 @@ pub enum WeightMemory {
 
 /// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Home {
+pub struct ParamMemory {
     /// The weights.
     pub memory: WeightMemory,
     /// The ranks.
@@ -42,29 +42,29 @@ pub struct Home {
     /// The number of buffers that its layers take turns in.
     pub turns: usize,
     /// The memory of masters that are no weights that layers read.
-    pub masters: MemoryOf,
+    pub masters: Home,
     /// The form of masters.
     pub form: MasterForm,
     /// The type of gradients.
     pub grads: DType,
 }
 
-impl Home {
+impl ParamMemory {
     /// Of a parameter.
-    pub(super) fn of(spec: &ParamSpec, ranks: &Ranks) -> Home {
+    pub(super) fn of(spec: &ParamSpec, ranks: &Ranks) -> ParamMemory {
         let rest = spec.spread.rest;
         // Each layer is a bucket, whose values are made anew for each use.
         let sharding = if spec.codes.is_some() { Sharding::Weights } else { spec.sharding };
-        let masters = if spec.frozen { MemoryOf::Device } else { spec.state_home };
+        let masters = if spec.frozen { Home::Device } else { spec.state_home };
         let memory = WeightMemory::of(spec, ranks.place(rest));
         let cuts = spec.frozen || !ranks.place(rest).has_others();
         let division = if cuts { Division::Elements } else { spec.division };
         let (turns, form, grads) = (spec.turns, spec.master_form, spec.grad_type);
-        Home { memory, rest, sharding, division, turns, masters, form, grads }
+        ParamMemory { memory, rest, sharding, division, turns, masters, form, grads }
     }
 }
 
-impl Home {
+impl ParamMemory {
     /// When 8-bit copies of the weights are made.
     pub(super) fn copies_made(self) -> Made {
         match self.memory {
@@ -87,7 +87,7 @@ impl WeightMemory {
             (None, false) if spec.frozen => return WeightMemory::Frozen(spec.dtype),
             (None, _) => {}
         }
-        let masters_here = spec.state_home == MemoryOf::Device;
+        let masters_here = spec.state_home == Home::Device;
         match (spec.fp8, part.has_others()) {
             (Some(fp8), true) => {
                 let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale() && masters_here;

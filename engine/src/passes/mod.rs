@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use device::BufferId;
 use graph_manager::{Phase, SideStream, StepPass};
-use parallel::{Axis, Lane, Ranks, Task};
+use parallel::{Axis, Purpose, Ranks, Task};
 
 use crate::batch_sizes::BatchSizes;
 use crate::gradient_sync::GradientSync;
@@ -96,14 +96,14 @@ impl Timing {
             }
             PassName::Overlap => {
                 let heads = chunks.iter().filter(|chunk| chunk.head.is_some()).map(Chunk::last).collect();
-                let lanes = [
-                    (Axis::Tensor, Lane::Main, Lane::Aside),
-                    (Axis::Expert, Lane::Rows, Lane::RowsAside),
-                    (Axis::Context, Lane::Keys, Lane::KeysAside),
+                let purposes = [
+                    (Axis::Tensor, Purpose::Main, Purpose::Aside),
+                    (Axis::Expert, Purpose::Rows, Purpose::RowsAside),
+                    (Axis::Context, Purpose::Keys, Purpose::KeysAside),
                 ];
-                let twins = lanes.into_iter().filter_map(|(axis, lane, aside)| {
-                    let of = |lane| self.ranks.in_lane(self.ranks.axes(axis), lane).cloned();
-                    of(lane).zip(of(aside))
+                let twins = purposes.into_iter().filter_map(|(axis, purpose, aside)| {
+                    let of = |purpose| self.ranks.for_purpose(self.ranks.axes(axis), purpose).cloned();
+                    of(purpose).zip(of(aside))
                 });
                 Box::new(Overlap::new(tasks, walk(), overlap?, heads, twins.collect()))
             }
@@ -114,14 +114,14 @@ impl Timing {
                 self.gradients_outlive_layers,
             )),
             PassName::TensorParallelTransfers => {
-                let keys = self.ranks.in_lane(self.ranks.axes(Axis::Context), Lane::Keys);
+                let keys = self.ranks.for_purpose(self.ranks.axes(Axis::Context), Purpose::Keys);
                 let tensor = self.ranks.along(Axis::Tensor);
                 tensor.or(keys)?;
                 Box::new(TensorParallelTransfers::new(&self.tensor_queue, tensor, keys))
             }
             PassName::ExpertRows => {
-                let of = |lane| self.ranks.in_lane(self.ranks.axes(Axis::Expert), lane).cloned();
-                let groups = [Lane::Rows, Lane::RowsAside].into_iter().filter_map(of).collect();
+                let of = |purpose| self.ranks.for_purpose(self.ranks.axes(Axis::Expert), purpose).cloned();
+                let groups = [Purpose::Rows, Purpose::RowsAside].into_iter().filter_map(of).collect();
                 Box::new(ExpertRows::new(self.row_queues.as_ref()?, groups))
             }
             PassName::Buckets if gradients.communicators().is_empty() && !gradients.gathers_any() => return None,

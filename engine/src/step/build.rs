@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::ops::{Control, PairLoss, Rule};
 use device::{Area, DType, Device, Home, Tensor};
 use graph_manager::{Error, Result, SideStream};
-use parallel::{Axes, Axis, Lane, PipelineStage};
+use parallel::{Axes, Axis, PipelineStage, Purpose};
 
 use super::Stage;
 use super::first_forwards::FirstForwards;
@@ -53,7 +53,7 @@ pub struct StageOptions {
     pub grad_reduce: DType,
     /// This rank's stage of a pipeline, with the order of its work. If the schedule
     /// [overlaps](parallel::Schedule::overlapping), forwards run next to backwards, to the same bits. With tensor
-    /// parallelism that needs a communicator in [`Lane::Aside`].
+    /// parallelism that needs a communicator in [`Purpose::Aside`].
     pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
@@ -309,31 +309,36 @@ fn check_ranks(options: &StageOptions, architecture: &Architecture) -> Result<()
     let loads = architecture.experts.as_ref().and_then(|experts| experts.loads_over);
     let has_experts = architecture.experts.is_some();
     let needed = [
-        (Axis::Tensor, Lane::Main, true, "ranks share layers"),
-        (Axis::KeyHeadCopies, Lane::Main, true, "ranks store copies of key heads"),
-        (Axis::Context, Lane::Keys, true, "ranks divide sequences"),
-        (Axis::Tokens, Lane::Main, true, "ranks have other tokens"),
-        (Axis::Pipeline, Lane::Main, true, "ranks have other layers"),
-        (Axis::Expert, Lane::Rows, true, "ranks have other experts"),
-        (Axis::ExpertData, Lane::Main, has_experts, "ranks have the same experts and other tokens"),
-        (Axis::Tensor, Lane::Aside, overlaps, "microbatches overlap, with transfers between ranks that share layers"),
+        (Axis::Tensor, Purpose::Main, true, "ranks share layers"),
+        (Axis::KeyHeadCopies, Purpose::Main, true, "ranks store copies of key heads"),
+        (Axis::Context, Purpose::Keys, true, "ranks divide sequences"),
+        (Axis::Tokens, Purpose::Main, true, "ranks have other tokens"),
+        (Axis::Pipeline, Purpose::Main, true, "ranks have other layers"),
+        (Axis::Expert, Purpose::Rows, true, "ranks have other experts"),
+        (Axis::ExpertData, Purpose::Main, has_experts, "ranks have the same experts and other tokens"),
+        (
+            Axis::Tensor,
+            Purpose::Aside,
+            overlaps,
+            "microbatches overlap, with transfers between ranks that share layers",
+        ),
         (
             Axis::Expert,
-            Lane::RowsAside,
+            Purpose::RowsAside,
             overlaps,
             "microbatches overlap, with transfers between ranks that have other experts",
         ),
-        (Axis::Context, Lane::KeysAside, overlaps, "microbatches overlap, with transfers of keys"),
+        (Axis::Context, Purpose::KeysAside, overlaps, "microbatches overlap, with transfers of keys"),
         (
             loads.unwrap_or(Axis::Tokens),
-            Lane::Loads,
+            Purpose::Loads,
             loads.is_some(),
             "a loss is about the loads of experts on all ranks",
         ),
     ];
-    match needed.into_iter().find(|&(axis, lane, asks, _)| asks && ranks.lacks(ranks.axes(axis), lane)) {
-        Some((axis, lane, _, why)) => Err(Error::Usage {
-            problem: format!("{why}, and the {} ranks have no communicator for it ({lane:?})", axis.name()),
+    match needed.into_iter().find(|&(axis, purpose, asks, _)| asks && ranks.lacks(ranks.axes(axis), purpose)) {
+        Some((axis, purpose, _, why)) => Err(Error::Usage {
+            problem: format!("{why}, and the {} ranks have no communicator for it ({purpose:?})", axis.name()),
             fix: "add the group to Connections::groups",
         }),
         None => Ok(()),

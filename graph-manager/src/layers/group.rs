@@ -8,6 +8,7 @@ use std::rc::Rc;
 use device::{Area, DType, Shape, Snapshot, Tensor};
 
 use super::layer::Layer;
+use crate::call_order::{Call, CallOrder, Phase};
 use crate::code::StepContext;
 use crate::error::{Error, Result};
 use crate::finally::Finally;
@@ -15,7 +16,6 @@ use crate::inputs::{difference, inputs};
 use crate::manager::CudaGraphManager;
 use crate::memory::Pool;
 use crate::options::{CheckReplays, ManagerOptions};
-use crate::order::{Call, CallOrder, Phase};
 use crate::passes::Sums;
 use crate::program::{Extent, Program, refuse_change};
 use crate::report::{GraphDot, Report};

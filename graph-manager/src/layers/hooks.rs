@@ -1,8 +1,8 @@
 //! Code of the caller's that the host runs around the calls of graphed layers.
 
 use super::layer::Layer;
+use crate::call_order::Call;
 use crate::error::Result;
-use crate::order::Call;
 use crate::training::TrainingPolicy;
 
 /// Called by the host around the calls of graphed layers: forward hooks and gradient hooks. Give them to

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::{Op, Tensor};
 
 use super::{Piece, PieceEntry, StepPass, Then};
-use crate::order::{Call, Phase};
+use crate::call_order::{Call, Phase};
 use crate::side_stream::SideStream;
 use crate::training::TrainingRegion;
 

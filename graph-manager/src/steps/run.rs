@@ -122,7 +122,7 @@ struct UnderWay<'u, P: Policy> {
     told: Option<(usize, EnteredSpan, Option<NvtxRange>)>,
     /// The entries that write to protected memory, if some is.
     writers: Option<Writers>,
-    /// Whether a unit waited for the end of the protection.
+    /// Whether a stream waited for the end of the protection.
     waited: bool,
 }
 

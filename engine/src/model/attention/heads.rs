@@ -8,7 +8,7 @@ use device::ops::{
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Lane, Place, Ranks};
+use parallel::{Axis, Place, Purpose, Ranks};
 
 use super::attend::{Attending, AttentionCore};
 use super::attended::{Attended, AttentionGrads};
@@ -37,7 +37,7 @@ struct HeadColumns {
 impl HeadExchange {
     /// `None` if a rank has whole sequences.
     pub(super) fn new(ranks: &Ranks) -> Option<HeadExchange> {
-        let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
+        let communicator = ranks.for_purpose(ranks.axes(Axis::Context), Purpose::Keys)?.clone();
         let place = ranks.at(Axis::Context);
         Some(HeadExchange { ranks: place.count, place, communicator })
     }

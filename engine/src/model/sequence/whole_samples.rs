@@ -5,7 +5,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind, ColumnRange, CopyColumns, OrderRows, RowOrder, SequenceShare};
 use device::{Communicator, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Lane, Ranks};
+use parallel::{Axis, Purpose, Ranks};
 
 use crate::batch_sizes::{BatchSizes, sequence_share};
 use crate::step_policy::StepContext;
@@ -21,7 +21,7 @@ pub(crate) struct WholeSamples {
 impl WholeSamples {
     /// `None` if a rank has whole samples.
     pub(crate) fn new(ranks: &Ranks) -> Option<WholeSamples> {
-        let communicator = ranks.in_lane(ranks.axes(Axis::Context), Lane::Keys)?.clone();
+        let communicator = ranks.for_purpose(ranks.axes(Axis::Context), Purpose::Keys)?.clone();
         Some(WholeSamples { share: sequence_share(ranks), communicator })
     }
 

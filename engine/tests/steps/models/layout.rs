@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use engine::layer_partition::balanced_blocks;
 use engine::model::{Experts, GptShape};
-use parallel::{Axis, Connections, Lane, Mesh, MeshSizes, PipelineStage, Schedule, ThreadRank, ThreadWorld};
+use parallel::{Axis, Connections, Mesh, MeshSizes, PipelineStage, Purpose, Schedule, ThreadRank, ThreadWorld};
 
 use super::Run;
 
@@ -96,11 +96,11 @@ impl Layout {
         let mut connections = Connections::new(self.mesh(copies), schedule.placement());
         connections.ties_ends = run.shape.as_ref().is_some_and(GptShape::table_is_shared);
         if run.overlaps {
-            connections = connections.with(Axis::Tensor, Lane::Aside).with(Axis::Expert, Lane::RowsAside);
-            connections = connections.with(Axis::Context, Lane::KeysAside);
+            connections = connections.with(Axis::Tensor, Purpose::Aside).with(Axis::Expert, Purpose::RowsAside);
+            connections = connections.with(Axis::Context, Purpose::KeysAside);
         }
         if let Some(axis) = experts.and_then(Experts::loads_over) {
-            connections = connections.with(axis, Lane::Loads);
+            connections = connections.with(axis, Purpose::Loads);
         }
         let ranks = rank.connect(&connections).unwrap();
         let stage = PipelineStage::new(schedule, ranks.at(Axis::Pipeline).index);

@@ -18,7 +18,7 @@ use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, Restart, SampleRow, TensorParallel};
 use launch::watch::WatchSettings;
-use parallel::{Axis, Connections, Lane};
+use parallel::{Axis, Connections, Purpose};
 
 use crate::config::checks::{at_least, at_most, require, within};
 use crate::config::{CudaGraphConfig, Fp8Choice, PositionEmbedding, RunConfig};
@@ -185,12 +185,16 @@ impl RunPlan {
         let ParallelPlan { mesh, schedule, shares_table, .. } = &self.parallel;
         let mut all = Connections { ties_ends: *shares_table, ..Connections::new(*mesh, schedule.placement()) };
         if schedule.overlaps() {
-            all = [(Axis::Tensor, Lane::Aside), (Axis::Expert, Lane::RowsAside), (Axis::Context, Lane::KeysAside)]
-                .into_iter()
-                .fold(all, |all, (axis, lane)| all.with(axis, lane));
+            all = [
+                (Axis::Tensor, Purpose::Aside),
+                (Axis::Expert, Purpose::RowsAside),
+                (Axis::Context, Purpose::KeysAside),
+            ]
+            .into_iter()
+            .fold(all, |all, (axis, lane)| all.with(axis, lane));
         }
         if let Some(axis) = self.model.loads_over() {
-            all = all.with(axis, Lane::Loads);
+            all = all.with(axis, Purpose::Loads);
         }
         all
     }

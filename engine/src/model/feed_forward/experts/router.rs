@@ -8,7 +8,7 @@ use device::ops::{
 };
 use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
-use parallel::{Axis, Lane};
+use parallel::{Axis, Purpose};
 
 use super::sizes::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
 use super::token_share::TokenShare;
@@ -135,7 +135,7 @@ impl RouterLayer {
             logit_bias: of.shape.bias.then(|| params.get(&logit_bias_name(block))),
             bias: experts.bias_update_rate.map(|_| params.get(&bias_name(block)).weight),
             load: step.expert_loads.as_ref().map(|loads| loads.of(block)),
-            load_ranks: ranks.in_lane(ranks.axes(Axis::Tokens), Lane::Loads).cloned(),
+            load_ranks: ranks.for_purpose(ranks.axes(Axis::Tokens), Purpose::Loads).cloned(),
             whole: WholeSamples::new(ranks),
             router: experts.router,
             capacity: experts.capacity,

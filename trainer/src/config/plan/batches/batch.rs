@@ -48,16 +48,16 @@ impl BatchPlan {
         at_least("train.micro_batch_size", train.micro_batch_size, 1)?;
         at_least("train.global_batch_size", train.global_batch_size, 1)?;
         let (global, micro) = (train.global_batch_size, train.micro_batch_size);
-        let unit = micro * data_ranks;
-        if !global.is_multiple_of(unit) {
-            let (below, above) = (global / unit * unit, global.next_multiple_of(unit));
+        let samples_at_once = micro * data_ranks;
+        if !global.is_multiple_of(samples_at_once) {
+            let (below, above) = (global / samples_at_once * samples_at_once, global.next_multiple_of(samples_at_once));
             let near = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
             return Err(UserError::new(
                 format!(
                     "train.global_batch_size = {global} with micro_batch_size = {micro} on {}",
                     counted(data_ranks, "rank")
                 ),
-                format!("the global batch is a multiple of micro_batch_size x data-parallel ranks = {unit}"),
+                format!("the global batch is a multiple of micro_batch_size x data-parallel ranks = {samples_at_once}"),
                 format!("set train.global_batch_size = {near}, or another micro_batch_size"),
             ));
         }
@@ -73,8 +73,8 @@ impl BatchPlan {
             if start == 0 || increment == 0 || samples == 0 {
                 return Err(wrong_ramp(train, "the ramp's numbers are above 0".into()));
             }
-            if !start.is_multiple_of(unit) || !increment.is_multiple_of(unit) {
-                let rule = format!("sizes are multiples of micro_batch_size x data-parallel ranks = {unit}");
+            if !start.is_multiple_of(samples_at_once) || !increment.is_multiple_of(samples_at_once) {
+                let rule = format!("sizes are multiples of micro_batch_size x data-parallel ranks = {samples_at_once}");
                 return Err(wrong_ramp(train, rule));
             }
             if start > global || !(global - start).is_multiple_of(increment) {
