@@ -1,6 +1,6 @@
 //! The curves: numbers of each step, of all runs in one figure each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{Markup, html};
 use serde_json::{Value, json};
@@ -11,12 +11,19 @@ use super::metrics::Row;
 use super::run::Run;
 
 /// A number of each step.
-pub(crate) struct Curve {
-    pub(crate) id: &'static str,
-    title: &'static str,
+struct Curve {
+    id: String,
+    title: String,
     caption: &'static str,
     presence: Presence,
-    value: fn(&Row) -> Option<f64>,
+    number: Number,
+}
+
+/// The number of a step.
+enum Number {
+    Of(fn(&Row) -> Option<f64>),
+    /// The term of the loss with that name.
+    Term(String),
 }
 
 /// The steps that have the number of a curve.
@@ -25,54 +32,49 @@ enum Presence {
     EachStep,
     /// Some, so that a missing one is no gap.
     Sparse,
-    /// Each, of some runs. Without such a run the curve is left out.
-    Optional,
 }
 
-use Presence::{EachStep, Optional, Sparse};
+use Presence::{EachStep, Sparse};
 
-const fn curve(
-    id: &'static str,
-    title: &'static str,
-    presence: Presence,
-    value: fn(&Row) -> Option<f64>,
-    caption: &'static str,
-) -> Curve {
-    Curve { id, title, caption, presence, value }
+fn curve(id: &str, title: &str, presence: Presence, number: fn(&Row) -> Option<f64>, caption: &'static str) -> Curve {
+    Curve { id: id.into(), title: title.into(), caption, presence, number: Number::Of(number) }
 }
 
+/// The curves of all runs, and one for each term of the loss that a run has.
 #[rustfmt::skip]
-static CURVES: [Curve; 9] = [
-    curve("loss", "Loss", EachStep, |row| row.loss, "Mean loss over the global batch, in nats."),
-    curve("validation", "Validation loss", Sparse, |row| row.validation_loss,
-          "Mean loss over the validation data, in nats."),
-    curve("throughput", "Throughput", EachStep, |row| row.tokens_per_s, "Tokens (or rows) per second over all ranks."),
-    curve("memory", "Memory", EachStep, |row| row.memory_bytes.map(|bytes| bytes / f64::from(1 << 20)),
-          "Planned device memory of rank 0, in MiB."),
-    curve("lr", "Learning rate", EachStep, |row| row.lr, "Learning rate of the step."),
-    curve("norm", "Gradient norm", EachStep, |row| row.grad_norm, "Norm of all gradients before clipping."),
-    curve("z-loss", "z-loss", Optional, |row| row.z_loss,
-          "Mean z-loss of the head over the global batch, in nats. Training adds it to the loss."),
-    curve("balance-loss", "Balance loss", Optional, |row| row.balance_loss,
-          "Mean balance loss of experts over the global batch, in nats, summed over layers. Training adds it to the loss."),
-    curve("router-z-loss", "z-loss of routers", Optional, |row| row.router_z_loss,
-          "Mean z-loss of routers over the global batch, in nats, summed over layers. Training adds it to the loss."),
-];
+fn of_all(runs: &[Run]) -> Vec<Curve> {
+    let mut curves = vec![
+        curve("loss", "Loss", EachStep, |row| row.loss, "Mean loss over the global batch, in nats."),
+        curve("validation", "Validation loss", Sparse, |row| row.validation_loss,
+              "Mean loss over the validation data, in nats."),
+        curve("throughput", "Throughput", EachStep, |row| row.tokens_per_s, "Tokens (or rows) per second over all ranks."),
+        curve("memory", "Memory", EachStep, |row| row.memory_bytes.map(|bytes| bytes / f64::from(1 << 20)),
+              "Planned device memory of rank 0, in MiB."),
+        curve("lr", "Learning rate", EachStep, |row| row.lr, "Learning rate of the step."),
+        curve("norm", "Gradient norm", EachStep, |row| row.grad_norm, "Norm of all gradients before clipping."),
+    ];
+    let rows = runs.iter().flat_map(|run| run.metrics.rows.values());
+    let terms: BTreeSet<&String> = rows.flat_map(|row| row.terms.keys()).collect();
+    curves.extend(terms.into_iter().map(|name| {
+        let id = name.replace('_', "-");
+        let caption = "A term of the loss: its mean over the global batch, in nats, summed over layers.";
+        Curve { title: id.clone(), id, caption, presence: EachStep, number: Number::Term(name.clone()) }
+    }));
+    curves
+}
 
-/// The curves in the section about experts.
+/// The curves in the section about experts that these runs have.
 #[rustfmt::skip]
-static EXPERTS: [Curve; 2] = [
-    curve("expert-imbalance", "Largest load of an expert", Optional, |row| row.expert_imbalance,
-          "The largest load of an expert over the mean load of its block, in the block with the largest such number. It is 1 if \
-           all experts take the same number of tokens."),
-    curve("dropped-choices", "Dropped choices", Optional, |row| row.dropped_choices,
-          "Choices of experts that were dropped because the experts had as many as their capacity, over all blocks."),
-];
-
-/// The curves among them that these runs have.
-fn shown(curves: &'static [Curve], runs: &[Run]) -> impl Iterator<Item = &'static Curve> {
+fn about_experts(runs: &[Run]) -> Vec<Curve> {
+    let curves = [
+        curve("expert-imbalance", "Largest load of an expert", EachStep, |row| row.expert_imbalance,
+              "The largest load of an expert over the mean load of its block, in the block with the largest such number. It is 1 \
+               if all experts take the same number of tokens."),
+        curve("dropped-choices", "Dropped choices", EachStep, |row| row.dropped_choices,
+              "Choices of experts that were dropped because the experts had as many as their capacity, over all blocks."),
+    ];
     let has = |curve: &Curve| runs.iter().any(|run| points(curve, run).iter().any(|(_, value)| value.is_some()));
-    curves.iter().filter(move |curve| curve.presence != Optional || has(curve))
+    curves.into_iter().filter(has).collect()
 }
 
 /// A curve has at most twice so many points. A longer one is cut into so many parts. The lowest and the highest point
@@ -88,7 +90,11 @@ type Point = (u64, Option<f64>);
 type Known = (u64, f64);
 
 fn points(curve: &Curve, run: &Run) -> Vec<Point> {
-    let all = run.metrics.rows.values().map(|row| (row.step, (curve.value)(row)));
+    let number = |row: &Row| match &curve.number {
+        Number::Of(number) => number(row),
+        Number::Term(name) => row.terms.get(name).copied(),
+    };
+    let all = run.metrics.rows.values().map(|row| (row.step, number(row)));
     all.filter(|(_, value)| curve.presence != Sparse || value.is_some()).collect()
 }
 
@@ -112,26 +118,26 @@ pub(crate) fn curves(runs: &[Run]) -> Markup {
             " " label { "Smooth " input type="range" id="smooth" min="0" max="0.99" step="0.01" value="0"; }
             " " label { input type="checkbox" id="log"; " Logarithmic" }
         }
-        (figures(&CURVES, runs))
+        (figures(&of_all(runs), runs))
     }
 }
 
 /// The curves about loads of experts; empty if no run has any.
 pub(crate) fn of_experts(runs: &[Run]) -> Markup {
-    figures(&EXPERTS, runs)
+    figures(&about_experts(runs), runs)
 }
 
-fn figures(curves: &'static [Curve], runs: &[Run]) -> Markup {
+fn figures(curves: &[Curve], runs: &[Run]) -> Markup {
     let one = |curve: &Curve| {
-        let Curve { id, title, caption, presence, .. } = *curve;
+        let Curve { id, title, caption, presence, .. } = curve;
         let label = format!("{title} by step; left and right arrows walk through the steps");
         let drawing = html! {
             h3 { (title) }
-            div class="curve" data-curve=(id) data-sparse[presence == Sparse] role="group" tabindex="0" aria-label=(label) {}
+            div class="curve" data-curve=(id) data-sparse[*presence == Sparse] role="group" tabindex="0" aria-label=(label) {}
         };
         figure(id, &drawing, caption, &numbers(curve, runs))
     };
-    html! { div class="grid" { @for curve in shown(curves, runs) { (one(curve)) } } }
+    html! { div class="grid" { @for curve in curves { (one(curve)) } } }
 }
 
 /// The curve in a table: its lowest and highest value, and some steps.
@@ -159,7 +165,7 @@ fn numbers(curve: &Curve, runs: &[Run]) -> Markup {
         rows.push(row(&format!("step {step}, or the last before it"), &until));
     }
     let head: Vec<&str> = std::iter::once("").chain(runs.iter().map(|run| run.name.as_str())).collect();
-    table(curve.title, &head, &rows)
+    table(&curve.title, &head, &rows)
 }
 
 /// The data for the page's script: the names of the runs, and for each curve and run the steps and the values, with the
@@ -172,9 +178,12 @@ pub(crate) fn data(runs: &[Run]) -> Value {
         let (tokens, seconds): (Vec<Option<f64>>, Vec<Option<f64>>) = steps.iter().map(place).unzip();
         json!([steps, values, tokens, seconds])
     };
-    let all = shown(&CURVES, runs).chain(shown(&EXPERTS, runs));
-    let curves: serde_json::Map<String, Value> =
-        all.map(|curve| (curve.id.into(), runs.iter().zip(&places).map(|run| series(curve, run)).collect())).collect();
+    let all = of_all(runs).into_iter().chain(about_experts(runs));
+    let of_curve = |curve: Curve| {
+        let of_runs = runs.iter().zip(&places).map(|run| series(&curve, run)).collect();
+        (curve.id, of_runs)
+    };
+    let curves: serde_json::Map<String, Value> = all.map(of_curve).collect();
     json!({ "runs": runs.iter().map(|run| &run.name).collect::<Vec<_>>(), "curves": curves })
 }
 

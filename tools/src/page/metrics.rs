@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use trainer::checkpoint::ChangedSettings;
 
 /// The numbers of a step that the page shows. A missing one, or one that is not finite (null in the file), is `None`.
@@ -18,10 +19,6 @@ pub(crate) struct Row {
     pub(crate) loss: Option<f64>,
     /// Nats.
     pub(crate) validation_loss: Option<f64>,
-    /// The terms that training adds to the loss, nats; see the trainer's `StepMetrics`.
-    pub(crate) z_loss: Option<f64>,
-    pub(crate) balance_loss: Option<f64>,
-    pub(crate) router_z_loss: Option<f64>,
     /// The largest load of an expert over the mean load of its block.
     pub(crate) expert_imbalance: Option<f64>,
     pub(crate) dropped_choices: Option<f64>,
@@ -37,6 +34,15 @@ pub(crate) struct Row {
     pub(crate) step_ms: Option<f64>,
     /// Planned device memory of rank 0.
     pub(crate) memory_bytes: Option<f64>,
+    /// The terms of the loss beside `loss`, nats, by name: all numbers whose names end in `_loss`.
+    #[serde(flatten, deserialize_with = "terms")]
+    pub(crate) terms: BTreeMap<String, f64>,
+}
+
+fn terms<'d, D: Deserializer<'d>>(others: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let others = BTreeMap::<String, Value>::deserialize(others)?;
+    let term = |(name, value): (String, Value)| name.ends_with("_loss").then_some((name, value.as_f64()?));
+    Ok(others.into_iter().filter_map(term).collect())
 }
 
 /// The steps of a run.
@@ -95,6 +101,13 @@ mod tests {
             "{\"step\":1,\"loss\":2.5,\"mfu\":null,\"fp8\":{\"a\":1}}\n{\"step\":2,\"loss\":null}\n{\"step\":3}\n";
         assert_eq!(losses(text), [(1, Some(2.5)), (2, None), (3, None)]);
         assert_eq!(Metrics::read(text.as_bytes()).damaged, 0);
+    }
+
+    #[test]
+    fn a_term_of_the_loss_is_a_number_whose_name_ends_so() {
+        let text = r#"{"step":1,"loss":2.5,"validation_loss":2.4,"mtp_1_loss":6.8,"fp8":{"a":1},"own_loss":null}"#;
+        let metrics = Metrics::read(text.as_bytes());
+        assert_eq!(metrics.rows[&1].terms, BTreeMap::from([("mtp_1_loss".to_string(), 6.8)]));
     }
 
     #[test]
