@@ -195,19 +195,7 @@ fn table(layouts: &[(RunPlan, Forecast)]) -> String {
 /// The options of a layout in short words.
 fn options(plan: &RunPlan) -> String {
     let config = &plan.config;
-    let words = [
-        (config.parallel.sequence_parallel, "sp"),
-        (plan.parallel.sharding == Sharding::State, "do"),
-        (plan.parallel.sharding == Sharding::Gradients, "zero2"),
-        (plan.parallel.sharding == Sharding::Weights, "zero3"),
-        (config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble, "zb"),
-        (plan.parallel.schedule.overlaps(), "overlap"),
-        (config.recompute.granularity == RecomputeGranularity::Selective, "selective"),
-        (config.recompute.granularity == RecomputeGranularity::Full, "full"),
-        (keeps_attention(plan), "ka"),
-        (plan.parallel.layers_on_host > 0, "oh"),
-    ];
-    let words = words.into_iter().filter(|(has, _)| *has).map(|(_, word)| word.to_string());
+    let words = switches(plan).map(|switch| switch.word.to_string());
     let blocks = config.recompute.blocks.filter(|_| plan.parallel.recompute.is_some()).map(|most| format!("of {most}"));
     let tiles = Some(config.recompute.mlp_tiles).filter(|tiles| *tiles > 1).map(|tiles| format!("t{tiles}"));
     let state = Some(plan.parallel.state_on_host.share()).filter(|share| *share > 0.0);
@@ -218,6 +206,34 @@ fn options(plan: &RunPlan) -> String {
     let sizes = sizes.chain(experts_are_whole(plan).then(|| "etp 1".to_string()));
     let words: Vec<String> = sizes.chain(context_transfers(plan).map(String::from)).chain(words).collect();
     if words.is_empty() { "-".into() } else { words.join(" ") }
+}
+
+/// An option that is on in a layout.
+struct Switch {
+    /// The option in short.
+    word: &'static str,
+    flag: String,
+}
+
+fn switches(plan: &RunPlan) -> impl Iterator<Item = Switch> + use<> {
+    let (config, parallel) = (&plan.config, &plan.parallel);
+    let (granularity, on_host) = (config.recompute.granularity, parallel.layers_on_host);
+    let zero_bubble = config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble;
+    let divides = |kind| parallel.sharding == kind;
+    let recomputes = format!("--recompute-granularity {granularity}");
+    let all = [
+        (config.parallel.sequence_parallel, "sp", "--sequence-parallel".into()),
+        (divides(Sharding::State), "do", "--use-distributed-optimizer".into()),
+        (divides(Sharding::Gradients), "zero2", "--data-parallel-sharding-strategy optim_grads".into()),
+        (divides(Sharding::Weights), "zero3", "--data-parallel-sharding-strategy optim_grads_params".into()),
+        (zero_bubble, "zb", "--set parallel.pipeline_schedule=zero_bubble".into()),
+        (parallel.schedule.overlaps(), "overlap", "--cuda-graph-overlap-microbatches".into()),
+        (granularity == RecomputeGranularity::Selective, "selective", recomputes.clone()),
+        (granularity == RecomputeGranularity::Full, "full", recomputes),
+        (keeps_attention(plan), "ka", "--recompute-keep-attention".into()),
+        (on_host > 0, "oh", format!("--offload-activation-layers {on_host}")),
+    ];
+    all.into_iter().filter(|(is_on, ..)| *is_on).map(|(_, word, flag)| Switch { word, flag })
 }
 
 /// What ranks that divide sequences exchange; `None` if none do.
@@ -252,26 +268,8 @@ fn flags(plan: &RunPlan) -> Vec<String> {
         flags.extend((value > 1).then(|| format!("{flag}{between}{value}")));
     }
     flags.extend(context_transfers(plan).map(|way| format!("--context-parallel-transfers {way}")));
-    for (has, flag) in [
-        (experts_are_whole(plan), "--expert-tensor-parallel-size 1"),
-        (config.parallel.sequence_parallel, "--sequence-parallel"),
-        (plan.parallel.sharding == Sharding::State, "--use-distributed-optimizer"),
-        (plan.parallel.sharding == Sharding::Gradients, "--data-parallel-sharding-strategy optim_grads"),
-        (plan.parallel.sharding == Sharding::Weights, "--data-parallel-sharding-strategy optim_grads_params"),
-        (
-            config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
-            "--set parallel.pipeline_schedule=zero_bubble",
-        ),
-        (plan.parallel.schedule.overlaps(), "--cuda-graph-overlap-microbatches"),
-    ] {
-        flags.extend(has.then(|| flag.to_string()));
-    }
-    if config.recompute.granularity != RecomputeGranularity::None {
-        flags.push(format!("--recompute-granularity {}", config.recompute.granularity));
-    }
-    flags.extend(keeps_attention(plan).then(|| "--recompute-keep-attention".to_string()));
-    let on_host = plan.parallel.layers_on_host;
-    flags.extend((on_host > 0).then(|| format!("--offload-activation-layers {on_host}")));
+    flags.extend(experts_are_whole(plan).then(|| "--expert-tensor-parallel-size 1".to_string()));
+    flags.extend(switches(plan).map(|switch| switch.flag));
     let blocks = config.recompute.blocks.filter(|_| plan.parallel.recompute.is_some());
     flags.extend(blocks.map(|most| format!("--recompute-blocks {most}")));
     let tiles = config.recompute.mlp_tiles;
