@@ -126,7 +126,7 @@ pub(super) mod tests {
         assert_eq!((activity.busy_ms, activity.kernels, activity.short_kernels), (0.23, 5.0, 3.0));
         assert_eq!((activity.transfers_ms, activity.exposed_ms), (0.043, 0.025));
         assert_eq!(activity.gaps.0, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(activity.kernel_times.0, [0, 0, 1, 0, 1, 0, 2, 0, 0, 0]);
+        assert_eq!(activity.kernel_times.0, [0, 0, 1, 1, 1, 0, 2, 0, 0, 0]);
     }
 
     #[test]
