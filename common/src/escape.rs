@@ -14,7 +14,8 @@ pub fn one_line(text: &str) -> String {
     format!("{} ... ({} more characters)", escaped(&text[..end], |_| false), all - LONGEST)
 }
 
-/// The text with its line breaks and tabs. All else that a terminal would act on is escaped: what a page should not hold either.
+/// The text with its line breaks and tabs. All else that a terminal would act on is escaped; a page should not hold it
+/// either.
 pub fn for_terminal(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }

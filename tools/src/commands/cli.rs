@@ -94,9 +94,9 @@ enum Given {
     /// Shows the recipes that --config takes by name.
     #[command(subcommand, arg_required_else_help = false)]
     Configs(configs::Configs),
-    /// Prints a configuration made from another trainer's: a launch script or a list of arguments of Megatron, a configuration
-    /// of nanoGPT or torchtitan, or TrainingArguments of Hugging Face as JSON. Nothing in the file is executed. What has no
-    /// equivalent is a comment with the reason.
+    /// Prints a configuration made from another trainer's: a launch script or a list of arguments of Megatron, a
+    /// configuration of nanoGPT or torchtitan, or TrainingArguments of Hugging Face as JSON. Nothing in the file is
+    /// executed. What has no equivalent is a comment with the reason.
     Import(ImportRequest),
     /// Converts weights to and from Hugging Face.
     Convert(convert::Flags),
@@ -120,13 +120,14 @@ enum Given {
     #[command(subcommand, arg_required_else_help = false)]
     Verify(Verify),
     #[command(about = format!(
-        "Measures the speed of training steps on random data; takes the flags of a training run. {} steps unless --steps is given",
+        "Measures the speed of training steps on random data; takes the flags of a training run. {} steps unless --steps is \
+         given",
         bench::STEPS
     ))]
     Bench(Box<bench::Flags>),
     #[command(about = format!(
-        "Measures steps without graphs and in each scope, on random data, and says what graphs gain and what takes the time; \
-         takes the flags of a training run. {} steps a scope unless --steps is given",
+        "Measures steps without graphs and in each scope, on random data, and says what graphs gain and what takes the \
+         time; takes the flags of a training run. {} steps a scope unless --steps is given",
         profile::STEPS
     ))]
     Profile(Box<profile::Flags>),
@@ -161,8 +162,8 @@ enum Data {
 
 #[derive(Debug, Subcommand)]
 enum Verify {
-    /// Trains a small model with the run's features in its layout, on threads of this host, and compares losses, gradients and
-    /// updates with those of one rank: trainer verify layout --ranks 8 -- FLAGS.
+    /// Trains a small model with the run's features in its layout, on threads of this host, and compares losses, gradients
+    /// and updates with those of one rank: trainer verify layout --ranks 8 -- FLAGS.
     Layout(verify::Flags),
 }
 

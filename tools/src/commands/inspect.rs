@@ -26,7 +26,8 @@ pub(super) struct Flags {
     #[command(flatten)]
     text: TextKey,
     /// Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's.
-    #[arg(long, value_name = "TYPE", value_parser = PossibleValuesParser::new(RawTokens::WORDS), default_value = RawTokens::None.word())]
+    #[arg(long, value_name = "TYPE", default_value = RawTokens::None.word())]
+    #[arg(value_parser = PossibleValuesParser::new(RawTokens::WORDS))]
     raw_tokens: String,
     /// The data are conversations, as with --sft in training: shows which tokens the loss is on.
     #[arg(long, group = "answers")]

@@ -26,7 +26,8 @@ pub(super) struct Flags {
     #[command(flatten)]
     text: TextKey,
     /// Largest number of tokens in a file.
-    #[arg(long, value_name = "COUNT", default_value = "100000000", value_parser = value_parser!(u64).range(1..=llmc::MAX_TOKENS))]
+    #[arg(long, value_name = "COUNT", default_value = "100000000")]
+    #[arg(value_parser = value_parser!(u64).range(1..=llmc::MAX_TOKENS))]
     shard_tokens: u64,
     /// Files of text, JSON lines or Parquet, or folders of them. A file of text is one document; in the others each line or
     /// row is one.

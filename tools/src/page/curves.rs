@@ -101,10 +101,10 @@ fn points(curve: &Curve, run: &Run) -> Vec<Point> {
 pub(crate) fn curves(runs: &[Run]) -> Markup {
     html! {
         p {
-            "Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it larger; "
-            "a double click or Escape shows all. A click on a run in a legend hides it. Smoothed values are means in which later "
-            "steps count more, and the values themselves are drawn behind them. Validation losses stay as they are. Only curves "
-            "above 0 have a logarithmic axis."
+            "Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it "
+            "larger; a double click or Escape shows all. A click on a run in a legend hides it. Smoothed values are means "
+            "in which later steps count more, and the values themselves are drawn behind them. Validation losses stay as they "
+            "are. Only curves above 0 have a logarithmic axis."
         }
         p class="controls" {
             label {

@@ -61,7 +61,10 @@ fn whole(title: &str, made: &str, now: SystemTime, sections: &[Section], style: 
                 }
                 main {
                     @for Section { heading, id, html, .. } in sections {
-                        section id=(id) aria-labelledby={ (id) "-heading" } { h2 id={ (id) "-heading" } { (heading) } (html) }
+                        section id=(id) aria-labelledby={ (id) "-heading" } {
+                            h2 id={ (id) "-heading" } { (heading) }
+                            (html)
+                        }
                     }
                 }
                 (scripts)

@@ -125,10 +125,10 @@ fn map(columns: &[&Loads], label: &str) -> Markup {
         }
     }
     let classes = COLOURS.iter().map(|(class, _)| *class).chain(["load-unknown"]);
-    let size = format!("0 -.5 {width} {rows}");
+    let (size, label) = (format!("0 -.5 {width} {rows}"), for_terminal(label));
     let height = rows * (192 / rows.max(1)).clamp(2, 14);
     html! {
-        svg class="loads" viewBox=(size) height=(height) preserveAspectRatio="none" role="img" aria-label=(for_terminal(label)) {
+        svg class="loads" viewBox=(size) height=(height) preserveAspectRatio="none" role="img" aria-label=(label) {
             @for (class, path) in classes.zip(paths).filter(|(_, path)| !path.data.is_empty()) {
                 path class=(class) d=(path.data) {}
             }

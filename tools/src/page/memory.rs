@@ -31,9 +31,9 @@ pub(crate) fn memory(runs: &[Run]) -> Markup {
     let kinds = [Kind::Forward, Kind::Backward, Kind::Weights, Kind::Update, Kind::Other];
     html! {
         p {
-            "Activations and scratch, planned from a recording of the step. From left to right the step's operations in the order "
-            "in which they are submitted; from top to bottom the bytes of each area. A box is a buffer, from its first to its "
-            "last use."
+            "Activations and scratch, planned from a recording of the step. From left to right the step's operations in the "
+            "order in which they are submitted; from top to bottom the bytes of each area. A box is a buffer, from its "
+            "first to its last use."
         }
         (legend(&kinds.map(|kind| (kind.word(), kind.word()))))
         (of_runs(runs, |at, run| {

@@ -32,7 +32,8 @@ pub fn replay_picture(parts: &[String]) -> String {
     let width = LINE + 2 * MARGIN;
     let size = format!("0 0 {width} {y}");
     let svg = html! {
-        svg xmlns="http://www.w3.org/2000/svg" width=(width) height=(y) viewBox=(size) font-family="sans-serif" font-size="11" {
+        svg xmlns="http://www.w3.org/2000/svg" width=(width) height=(y) viewBox=(size)
+            font-family="sans-serif" font-size="11" {
             rect width="100%" height="100%" class="background" fill="white" {}
             text x=(MARGIN) y="26" font-size="12" { (legend) }
             @for stage in &stages { (stage) }

@@ -75,7 +75,8 @@ struct Beside {
     /// Checks every operation and graph launch for races, stale reads and use after free.
     #[arg(long)]
     check_graphs: bool,
-    /// Writes all graphs to FILE as JSON; beside it, ending in .dot, .svg and .txt, Graphviz, a picture and the step as a list.
+    /// Writes all graphs to FILE as JSON; beside it, ending in .dot, .svg and .txt, Graphviz, a picture and the step as a
+    /// list.
     #[arg(long, value_name = "FILE", value_parser = path())]
     graph_report: Option<PathBuf>,
     /// Log messages to show: a level, or target=level pairs.
@@ -259,8 +260,8 @@ fn find_tokenizer(sources: &mut ConfigSources) -> Result<(), UserError> {
     }
 }
 
-/// The training run that these flags of the trainer ask for. Everything that is wrong with them is added to `mistakes`, also a
-/// command line that does not train. `None` if nothing can be read.
+/// The training run that these flags of the trainer ask for. Everything that is wrong with them is added to `mistakes`,
+/// also a command line that does not train. `None` if nothing can be read.
 pub(crate) fn training_run(
     flags: impl IntoIterator<Item = impl Into<OsString>>,
     mistakes: &mut Mistakes,

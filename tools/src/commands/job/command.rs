@@ -103,7 +103,8 @@ pub(in crate::commands) struct SlurmFlags {
 #[group(skip)]
 pub(in crate::commands) struct HostsFlags {
     /// Names of the machines, with commas between them.
-    #[arg(long, value_name = "HOSTS", action = ArgAction::Set, value_delimiter = ',', required = true, value_parser = filled())]
+    #[arg(long, value_name = "HOSTS", required = true, value_parser = filled())]
+    #[arg(action = ArgAction::Set, value_delimiter = ',')]
     pub(super) hosts: Vec<String>,
     #[arg(long, value_name = "COMMAND", value_parser = filled(), help = SETUP)]
     pub(super) setup: Vec<String>,

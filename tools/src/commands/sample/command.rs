@@ -45,8 +45,8 @@ impl Flags {
     }
 }
 
-/// The flags that name a model and say how it chooses tokens: at most `TOKENS` of them, if not given. Their values may begin with a hyphen: our own error, not clap's,
-/// should refuse a negative number.
+/// The flags that name a model and say how it chooses tokens: at most `TOKENS` of them, if not given. Their values may begin
+/// with a hyphen: our own error, not clap's, should refuse a negative number.
 #[derive(Args, Debug)]
 #[group(skip)]
 pub(crate) struct GenerationFlags<const TOKENS: usize> {
@@ -82,8 +82,8 @@ pub(crate) struct GenerationFlags<const TOKENS: usize> {
 }
 
 impl<const TOKENS: usize> GenerationFlags<TOKENS> {
-    /// The settings that the flags ask for, without a prompt. Numbers out of range, a temperature below 0 and a share that is
-    /// none, are added to `mistakes`.
+    /// The settings that the flags ask for, without a prompt. Numbers out of range, a temperature below 0 and a share that
+    /// is none, are added to `mistakes`.
     pub(crate) fn request(self, mistakes: &mut Mistakes) -> SampleRequest {
         let GenerationFlags::<TOKENS> { temperature, top_p, .. } = self;
         if !(temperature >= 0.0 && temperature.is_finite()) {
