@@ -11,9 +11,9 @@ impl BatchSizes {
     }
 }
 
-/// Whether a layer's gradients are added to those that the step has computed so far. The first microbatch's
-/// overwrite what the step before left. If ranks divide gradients each microbatch's are summed by themselves.
-pub(crate) fn adds_to_gradients(cx: &StepContext<'_>) -> bool {
+/// Whether a layer's backward adds to gradients ([`Param::grad`](crate::params::Param::grad)), and does not overwrite them. The
+/// first microbatch's overwrite what the step before left. If ranks divide gradients, each microbatch's overwrite.
+pub fn adds_to_gradients(cx: &StepContext<'_>) -> bool {
     let layer = cx.current_region().and_then(Region::layer_and_microbatch).map(|(layer, _)| layer);
     !cx.is_first_microbatch() && !layer.is_some_and(|layer| cx.policy().divides_gradients(layer))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use common::UserError;
 use device::ops::{Epilogue, Gemm, SumInto};
 use device::{DType, Shape, Tensor};
-use engine::model::{GptShape, LossTerm, OwnLayer, OwnParam, OwnPart, Saved, StepTensors};
+use engine::model::{GptShape, LossTerm, OwnLayer, OwnParam, OwnPart, Saved, StepTensors, adds_to_gradients};
 use engine::params::{Init, Param};
 use engine::step_policy::StepContext;
 use graph_manager::Result;
@@ -98,7 +98,7 @@ impl OwnLayer for Layer {
 
     fn backward(&self, cx: &mut StepContext<'_>, input: Tensor, saved: &Saved, grad: Tensor) -> Result<Tensor> {
         let &SavedLayer { pre, squared } = saved.get();
-        let adds = !cx.is_first_microbatch();
+        let adds = adds_to_gradients(cx);
         let [grad_squared, grad_pre] =
             [cx.tensor("grad_squared", pre.shape, grad.dtype)?, cx.tensor("grad_pre", pre.shape, grad.dtype)?];
         let grad_input = cx.tensor("grad_input", input.shape, grad.dtype)?;

@@ -67,6 +67,8 @@ fn layouts_have_the_numbers_of_one_rank_and_options_are_told_and_checked() {
         (2, "--own-loss smoothed --activity 0.01 --use-distributed-optimizer"),
         (4, "--own-loss smoothed --pipeline-model-parallel-size 2 --recompute-granularity full"),
         (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+        // Gradients of the part were added up twice here.
+        (2, "--data-parallel-sharding-strategy optim_grads_params"),
     ] {
         let text = run(folder.path(), 0, &format!("verify layout --ranks {ranks} -- {part} {layout}"));
         assert!(text.contains("same numbers as one rank"), "{text}");
@@ -82,6 +84,7 @@ fn layouts_have_the_numbers_of_one_rank_and_options_are_told_and_checked() {
         ("--own-part other", "own.part = \"other\" (--own-part). Rule: the value is one of squared-relu"),
         ("--own-data counting --data-path text.txt", "Rule: a run has one source of samples"),
         ("--own-part squared-relu --mlp-tiles 2", "own.part with recompute.mlp_tiles = 2"),
+        ("--experts 4", "own.part with model.experts = 4. Rule: the part takes the place of dense feed-forward layers"),
     ] {
         let text = run(folder.path(), 2, &format!("{part} --steps 1 {flags}"));
         assert!(text.contains(error), "{flags}: {text}");

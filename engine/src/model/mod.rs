@@ -25,6 +25,7 @@ mod sequence;
 mod tensor_parallel;
 mod token_cost;
 
+pub use crate::microbatch::adds_to_gradients;
 pub use architecture::{Architecture, Build, Chunk, ExpertBlocks, Model, Residual, StepTensors};
 pub use expert_loads::{ExpertLoads, SelectionBias};
 pub use feed_forward::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};

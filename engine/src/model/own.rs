@@ -54,9 +54,9 @@ pub trait OwnLayer {
     /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, input: Tensor) -> Result<(Tensor, Saved)>;
 
-    /// The gradient of `input` from `grad`, the gradient of the output. Also computes the gradients of the parameters: it
-    /// adds to [`Param::grad`] unless [`StepContext::is_first_microbatch`](graph_manager::StepContext::is_first_microbatch),
-    /// when it overwrites. `saved` is what forward returned.
+    /// The gradient of `input` from `grad`, the gradient of the output. Also computes the gradients of the parameters,
+    /// [`Param::grad`]: [`adds_to_gradients`](super::adds_to_gradients) says whether it adds to them or overwrites them.
+    /// `saved` is what forward returned.
     ///
     /// # Errors
     /// Errors of the device.

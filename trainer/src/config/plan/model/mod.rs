@@ -316,6 +316,10 @@ pub(super) fn with_own(config: &RunConfig, shape: GptShape) -> Result<GptShape, 
         let other = format!("recompute.mlp_tiles = {}", shape.mlp_tiles);
         return refuse("own.part", other, "tiles are for the feed-forward layers that the trainer has");
     }
+    if own_part.is_some() && (0..config.model.layers).all(|block| shape.block_experts(block).is_some()) {
+        let rule = "the part takes the place of dense feed-forward layers, and every block has experts";
+        return refuse("own.part", format!("model.experts = {}", config.model.experts), rule);
+    }
     let has_terms = own_part.as_ref().is_some_and(|part| !part.terms().is_empty());
     if has_terms && config.parallel.sequence_parallel && config.parallel.tensor > 1 {
         let rule = "a part's term of the loss is counted over all rows, and ranks have some rows each";
