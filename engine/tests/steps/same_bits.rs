@@ -19,11 +19,10 @@ fn every_setting_has_the_same_bits_for_any_number_of_microbatches() {
         (Kind::Mlp, 4),
         (Kind::Mlp, 7),
     ] {
-        let train = |graphs| Run { steps: 20, ..Run::new(kind, microbatches, graphs) }.train();
+        let train = |graphs| Run { steps: 8, ..Run::new(kind, microbatches, graphs) }.train();
         let what = format!("{kind:?}, M={microbatches}");
         let (plain, _) = assert_graphs_change_no_bit(&what, &all_settings()[1..], train);
-        assert!(plain[19].loss.is_finite() && plain[19].applied);
-        assert!(plain[19].loss < plain[0].loss, "{what} does not learn: {} to {}", plain[0].loss, plain[19].loss);
+        assert!(plain[7].applied && plain[7].loss < plain[0].loss, "{what} does not learn: {plain:?}");
     }
 }
 
