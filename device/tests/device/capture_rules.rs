@@ -7,27 +7,7 @@ use device::{
     Accesses, Area, CaptureMode, CaptureRule, DType, Device, Error, HostOptions, HostTensors, Staging, Stream, Tensor,
 };
 
-use crate::common::checked_device;
-
-struct Bench {
-    device: Device,
-    main: Stream,
-    side: Stream,
-    a: Tensor,
-    b: Tensor,
-    _area: Area,
-}
-
-fn bench() -> Bench {
-    let device = checked_device();
-    let area = device.allocate("test", 4096).unwrap();
-    let a = area.tensor("a", 0, [64], DType::F32);
-    let b = area.tensor("b", 1024, [64], DType::F32);
-    device.upload(&a, &[1.0f32; 64]).unwrap();
-    device.upload(&b, &[2.0f32; 64]).unwrap();
-    let (main, side) = (device.stream("main"), device.stream("side"));
-    Bench { device, main, side, a, b, _area: area }
-}
+use crate::common::{SideBench, side_bench};
 
 /// Asserts the rule, the code, and a fix in the message.
 fn assert_rule<T>(result: Result<T, Error>, rule: CaptureRule, code: u32, words: &[&str]) {
@@ -46,7 +26,7 @@ fn fill(output: Tensor, value: f32) -> Fill {
 
 #[test]
 fn what_is_submitted_during_a_capture_is_recorded_and_not_run() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.submit(fill(t.a, 5.0)).unwrap();
     let graph = t.main.end_capture("fill").unwrap();
@@ -57,7 +37,7 @@ fn what_is_submitted_during_a_capture_is_recorded_and_not_run() {
 
 #[test]
 fn a_replay_computes_again_from_the_same_addresses() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.submit(Add { a: t.a, b: t.b, output: t.a }).unwrap();
     let graph = t.main.end_capture("add").unwrap();
@@ -69,29 +49,29 @@ fn a_replay_computes_again_from_the_same_addresses() {
 
 #[test]
 fn synchronizing_a_stream_during_capture_is_error_900() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     assert_rule(t.main.synchronize(), CaptureRule::Synchronization, 900, &["Stream::synchronize of stream `main`"]);
 }
 
 #[test]
 fn synchronizing_the_device_during_capture_is_error_900() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     assert_rule(t.device.synchronize(), CaptureRule::Synchronization, 900, &["Device::synchronize waits"]);
 }
 
 #[test]
 fn reading_results_during_capture_is_error_900() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     assert_rule(t.main.read::<f32>(&t.a), CaptureRule::Synchronization, 900, &["Stream::read of `a`"]);
 }
 
 #[test]
 fn calls_that_wait_or_copy_during_a_capture_are_named_with_their_tensor() {
-    let t = bench();
-    type Call = fn(&Bench) -> Result<(), Error>;
+    let t = side_bench();
+    type Call = fn(&SideBench) -> Result<(), Error>;
     let calls: [(&str, Call); 7] = [
         ("Device::download of `a` waits for all work of the device", |t| t.device.download::<f32>(&t.a).map(drop)),
         ("Device::upload of `b` waits for all work of the device", |t| t.device.upload(&t.b, &[1.0f32; 64])),
@@ -120,7 +100,7 @@ fn calls_that_wait_or_copy_during_a_capture_are_named_with_their_tensor() {
 
 #[test]
 fn a_capture_that_is_begun_twice_is_error_401_and_the_first_one_goes_on() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     assert_rule(
         t.main.begin_capture(),
@@ -128,9 +108,7 @@ fn a_capture_that_is_begun_twice_is_error_401_and_the_first_one_goes_on() {
         401,
         &["stream `main`, which is part of the capture of `main`"],
     );
-    let fork = t.device.event();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
     assert_rule(
         t.side.begin_capture(),
         CaptureRule::Begun,
@@ -144,30 +122,27 @@ fn a_capture_that_is_begun_twice_is_error_401_and_the_first_one_goes_on() {
 
 #[test]
 fn the_end_of_a_capture_that_was_not_begun_is_error_401() {
-    let t = bench();
+    let t = side_bench();
     let words = ["Stream::end_capture of graph `mine` on stream `main`, which does not capture"];
     assert_rule(t.main.end_capture("mine"), CaptureRule::NotBegun, 401, &words);
 }
 
 #[test]
 fn the_end_of_a_capture_on_a_forked_stream_is_error_903_and_the_capture_goes_on() {
-    let t = bench();
-    let (fork, join) = (t.device.event(), t.device.event());
+    let t = side_bench();
     t.main.begin_capture().unwrap();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
     let words = ["Stream::end_capture of graph `mine` on stream `side`", "begun on stream `main`"];
     assert_rule(t.side.end_capture("mine"), CaptureRule::Unmatched, 903, &words);
     t.side.submit(fill(t.b, 5.0)).unwrap();
-    t.side.record(&join).unwrap();
-    t.main.wait(&join).unwrap();
+    t.in_turn(&t.side, &t.main);
     t.main.end_capture("fill").unwrap().launch(&t.main).unwrap();
     assert_eq!(t.device.download::<f32>(&t.b).unwrap()[0], 5.0);
 }
 
 #[test]
 fn every_mode_of_capture_records_the_same() {
-    let t = bench();
+    let t = side_bench();
     for (value, mode) in [(3.0, CaptureMode::ThreadLocal), (4.0, CaptureMode::Global), (5.0, CaptureMode::Relaxed)] {
         t.main.begin_capture_in(mode).unwrap();
         t.main.submit(fill(t.a, value)).unwrap();
@@ -183,7 +158,7 @@ fn every_mode_of_capture_records_the_same() {
 
 #[test]
 fn after_a_mistake_every_call_of_the_capture_repeats_it() {
-    let t = bench();
+    let t = side_bench();
     let (event, fork) = (t.device.event(), t.device.event());
     t.main.begin_capture().unwrap();
     t.main.record(&fork).unwrap();
@@ -203,7 +178,7 @@ fn after_a_mistake_every_call_of_the_capture_repeats_it() {
 
 #[test]
 fn allocating_during_capture_is_error_900_and_names_the_buffer() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     let result = t.device.allocate("late", 64).map(|_| ());
     assert_rule(result, CaptureRule::Allocation, 900, &["`late`, 64 bytes", "planned before"]);
@@ -211,7 +186,7 @@ fn allocating_during_capture_is_error_900_and_names_the_buffer() {
 
 #[test]
 fn a_capture_in_which_a_call_failed_ends_with_error_901_and_the_first_mistake() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.synchronize().unwrap_err();
     let result = t.main.end_capture("spoiled").map(|_| ());
@@ -221,11 +196,9 @@ fn a_capture_in_which_a_call_failed_ends_with_error_901_and_the_first_mistake() 
 
 #[test]
 fn a_forked_stream_that_is_not_joined_is_error_904_and_names_the_stream() {
-    let t = bench();
-    let fork = t.device.event();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
     t.side.submit(fill(t.b, 3.0)).unwrap();
     let result = t.main.end_capture("forked").map(|_| ());
     assert_rule(result, CaptureRule::Unjoined, 904, &["stream `side` ends with `fill`", "record an event"]);
@@ -233,15 +206,12 @@ fn a_forked_stream_that_is_not_joined_is_error_904_and_names_the_stream() {
 
 #[test]
 fn a_forked_stream_that_is_joined_becomes_part_of_the_graph() {
-    let t = bench();
-    let (fork, join) = (t.device.event(), t.device.event());
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.submit(fill(t.a, 4.0)).unwrap();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
     t.side.submit(fill(t.b, 3.0)).unwrap();
-    t.side.record(&join).unwrap();
-    t.main.wait(&join).unwrap();
+    t.in_turn(&t.side, &t.main);
     t.main.submit(Add { a: t.a, b: t.b, output: t.a }).unwrap();
     let graph = t.main.end_capture("joined").unwrap();
     assert_eq!(graph.nodes()[2].dependencies, vec![0, 1]);
@@ -254,7 +224,7 @@ fn a_forked_stream_that_is_joined_becomes_part_of_the_graph() {
 
 #[test]
 fn waiting_in_a_capture_for_an_outside_event_is_error_905() {
-    let t = bench();
+    let t = side_bench();
     let outside = t.device.event();
     t.side.submit(fill(t.b, 3.0)).unwrap();
     t.side.record(&outside).unwrap();
@@ -264,7 +234,7 @@ fn waiting_in_a_capture_for_an_outside_event_is_error_905() {
 
 #[test]
 fn work_on_the_default_stream_during_a_capture_is_error_906() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     let result = t.device.default_stream().submit(fill(t.b, 3.0));
     assert_rule(result, CaptureRule::Implicit, 906, &["`fill`", "default stream"]);
@@ -272,13 +242,13 @@ fn work_on_the_default_stream_during_a_capture_is_error_906() {
 
 #[test]
 fn capturing_the_default_stream_is_error_906() {
-    let t = bench();
+    let t = side_bench();
     assert_rule(t.device.default_stream().begin_capture(), CaptureRule::Implicit, 906, &["default stream"]);
 }
 
 #[test]
 fn an_event_recorded_in_a_capture_and_used_outside_is_error_907() {
-    let t = bench();
+    let t = side_bench();
     let event = t.device.event();
     t.main.begin_capture().unwrap();
     t.main.submit(fill(t.a, 3.0)).unwrap();
@@ -340,8 +310,8 @@ fn a_capture_that_is_given_up_frees_the_memory_that_only_its_operations_own() {
 
 #[test]
 fn operations_whose_output_overlaps_with_an_input_are_refused() {
-    let t = bench();
-    let shifted = t._area.place(t.a.buffer, 128, [64], DType::F32);
+    let t = side_bench();
+    let shifted = t.area.place(t.a.buffer, 128, [64], DType::F32);
     for op in [
         device::Op::from(Copy { input: t.a, output: shifted }),
         Copy { input: t.a, output: t.a }.into(),
@@ -356,7 +326,7 @@ fn operations_whose_output_overlaps_with_an_input_are_refused() {
 
 #[test]
 fn work_during_a_capture_on_a_stream_that_it_does_not_include_is_error_900_and_does_not_run() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.submit(fill(t.a, 4.0)).unwrap();
     let words = ["`fill` was submitted to stream `side`", "which is not part of the capture under way"];
@@ -372,7 +342,7 @@ fn a_device_waits_for_its_own_work_and_ends_while_another_thread_captures() {
     let (begun, waited) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let t = bench();
+            let t = side_bench();
             t.main.begin_capture().unwrap();
             t.main.submit(Fill { output: t.a, value: 3.0 }).unwrap();
             begun.wait();
@@ -380,7 +350,7 @@ fn a_device_waits_for_its_own_work_and_ends_while_another_thread_captures() {
             t.main.end_capture("fill").unwrap().launch(&t.main).unwrap();
             assert_eq!(t.device.download::<f32>(&t.a).unwrap(), [3.0; 64]);
         });
-        let t = bench();
+        let t = side_bench();
         begun.wait();
         t.side.submit(Fill { output: t.b, value: 4.0 }).unwrap();
         let all = t.device.synchronize();
@@ -395,7 +365,7 @@ fn a_device_waits_for_its_own_work_and_ends_while_another_thread_captures() {
 
 #[test]
 fn a_stream_that_nobody_holds_is_followed_by_the_next_of_its_kind() {
-    let t = bench();
+    let t = side_bench();
     let id = |stream: Stream| stream.id();
     let first = id(t.device.stream("first"));
     assert_eq!(id(t.device.stream("second")), first);

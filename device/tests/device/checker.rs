@@ -1,29 +1,9 @@
 //! The checker proves hazards that a lucky order would hide, and names the operations and the buffer.
 
 use device::ops::{Add, Copy, Fill, Poison};
-use device::{Area, CheckError, Checked, DType, Device, Error, HostOptions, Stream, Tensor};
+use device::{CheckError, Checked, DType, Device, Error, HostOptions};
 
-use crate::common::checked_device;
-
-struct Bench {
-    device: Device,
-    main: Stream,
-    side: Stream,
-    a: Tensor,
-    b: Tensor,
-    area: Area,
-}
-
-fn bench() -> Bench {
-    let device = checked_device();
-    let area = device.allocate("test", 4096).unwrap();
-    let a = area.tensor("a", 0, [64], DType::F32);
-    let b = area.tensor("b", 1024, [64], DType::F32);
-    device.upload(&a, &[1.0f32; 64]).unwrap();
-    device.upload(&b, &[2.0f32; 64]).unwrap();
-    let (main, side) = (device.stream("main"), device.stream("side"));
-    Bench { device, main, side, a, b, area }
-}
+use crate::common::side_bench;
 
 fn hazard<T>(result: Result<T, Error>) -> CheckError {
     match result {
@@ -33,9 +13,15 @@ fn hazard<T>(result: Result<T, Error>) -> CheckError {
     }
 }
 
+#[track_caller]
+fn assert_races<T>(result: Result<T, Error>) {
+    let found = hazard(result);
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
 #[test]
 fn two_streams_that_write_and_read_a_buffer_without_an_event_race() {
-    let t = bench();
+    let t = side_bench();
     t.device.set_scope("first");
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
     t.device.set_scope("second");
@@ -47,36 +33,32 @@ fn two_streams_that_write_and_read_a_buffer_without_an_event_race() {
 
 #[test]
 fn a_write_that_overtakes_a_reader_on_another_stream_races() {
-    let t = bench();
+    let t = side_bench();
     t.side.submit(Copy { input: t.a, output: t.b }).unwrap();
-    let found = hazard(t.main.submit(Fill { output: t.a, value: 3.0 }));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    assert_races(t.main.submit(Fill { output: t.a, value: 3.0 }));
 }
 
 #[test]
 fn an_event_between_two_streams_orders_them() {
-    let t = bench();
-    let event = t.device.event();
+    let t = side_bench();
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
-    t.side.record(&event).unwrap();
-    t.main.wait(&event).unwrap();
+    t.in_turn(&t.side, &t.main);
     t.main.submit(Copy { input: t.a, output: t.b }).unwrap();
 }
 
 #[test]
 fn an_event_recorded_too_early_does_not_order_what_came_after() {
-    let t = bench();
+    let t = side_bench();
     let event = t.device.event();
     t.side.record(&event).unwrap();
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
     t.main.wait(&event).unwrap();
-    let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    assert_races(t.main.submit(Copy { input: t.a, output: t.b }));
 }
 
 #[test]
 fn a_host_wait_orders_streams() {
-    let t = bench();
+    let t = side_bench();
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
     t.side.synchronize().unwrap();
     t.main.submit(Copy { input: t.a, output: t.b }).unwrap();
@@ -84,22 +66,19 @@ fn a_host_wait_orders_streams() {
 
 #[test]
 fn two_branches_of_a_graph_that_race_are_found_at_the_end_of_the_capture() {
-    let t = bench();
-    let (fork, join) = (t.device.event(), t.device.event());
+    let t = side_bench();
     t.main.begin_capture().unwrap();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
     t.main.submit(Add { a: t.b, b: t.a, output: t.b }).unwrap();
-    t.side.record(&join).unwrap();
-    t.main.wait(&join).unwrap();
-    let found = hazard(t.main.end_capture("racing").map(|_| ()));
+    t.in_turn(&t.side, &t.main);
+    let found = hazard(t.main.end_capture("racing"));
     assert_eq!(found, CheckError::Race { buffer: "a".into(), first: "fill".into(), second: "add".into() });
 }
 
 #[test]
 fn a_read_of_a_buffer_whose_memory_another_one_took_is_named_with_both() {
-    let t = bench();
+    let t = side_bench();
     let reused = t.area.tensor("reused", 0, [64], DType::F32);
     t.main.submit(Fill { output: reused, value: 3.0 }).unwrap();
     let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
@@ -114,7 +93,7 @@ fn a_read_of_a_buffer_whose_memory_another_one_took_is_named_with_both() {
 
 #[test]
 fn a_graph_replayed_after_its_input_was_overwritten_by_another_owner_is_refused() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.submit(Copy { input: t.a, output: t.b }).unwrap();
     let graph = t.main.end_capture("reader").unwrap();
@@ -127,7 +106,7 @@ fn a_graph_replayed_after_its_input_was_overwritten_by_another_owner_is_refused(
 
 #[test]
 fn a_read_of_part_of_a_buffer_sees_only_that_part() {
-    let t = bench();
+    let t = side_bench();
     let tail = t.area.tensor("tail", 128, [32], DType::F32);
     t.main.submit(Fill { output: tail, value: 3.0 }).unwrap();
     t.main.submit(Copy { input: t.a.narrow(0, 32), output: t.b.narrow(0, 32) }).unwrap();
@@ -137,7 +116,7 @@ fn a_read_of_part_of_a_buffer_sees_only_that_part() {
 
 #[test]
 fn a_buffer_nobody_wrote_cannot_be_read() {
-    let t = bench();
+    let t = side_bench();
     let empty = t.area.tensor("empty", 2048, [64], DType::F32);
     let found = hazard(t.main.submit(Copy { input: empty, output: t.b }));
     assert_eq!(found, CheckError::Uninitialized { reader: "copy".into(), buffer: "empty".into() });
@@ -184,15 +163,14 @@ fn memory_that_is_dropped_during_a_capture_lives_until_its_end_and_the_graph_is_
 
 #[test]
 fn two_launches_of_a_graph_on_forked_streams_of_a_capture_race() {
-    let t = bench();
+    let t = side_bench();
     t.main.begin_capture().unwrap();
     t.main.submit(Fill { output: t.a, value: 1.0 }).unwrap();
     let graph = t.main.end_capture("fill").unwrap();
-    let (fork, join) = (t.device.event(), t.device.event());
+    let join = t.device.event();
     let both = |in_turn: bool| {
         t.main.begin_capture().unwrap();
-        t.main.record(&fork).unwrap();
-        t.side.wait(&fork).unwrap();
+        t.in_turn(&t.main, &t.side);
         graph.launch(&t.side).unwrap();
         t.side.record(&join).unwrap();
         if in_turn {
@@ -208,7 +186,7 @@ fn two_launches_of_a_graph_on_forked_streams_of_a_capture_race() {
 
 #[test]
 fn a_tensor_allocated_alone_is_there_until_its_areas_are_dropped() {
-    let t = bench();
+    let t = side_bench();
     let mut areas = Vec::new();
     let first = t.device.allocate_tensor(&mut areas, "first", [64], DType::F32).unwrap();
     let second = t.device.allocate_tensor(&mut areas, "second", [3, 5], DType::I32).unwrap();
@@ -223,83 +201,68 @@ fn a_tensor_allocated_alone_is_there_until_its_areas_are_dropped() {
 
 #[test]
 fn poison_shows_as_nan() {
-    let t = bench();
+    let t = side_bench();
     t.main.submit(Poison { output: t.a }).unwrap();
     assert!(t.device.download::<f32>(&t.a).unwrap().iter().all(|x| x.is_nan()));
 }
 
 #[test]
 fn two_streams_that_write_a_buffer_without_an_event_race() {
-    let t = bench();
+    let t = side_bench();
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
-    let found = hazard(t.main.submit(Fill { output: t.a, value: 4.0 }));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    assert_races(t.main.submit(Fill { output: t.a, value: 4.0 }));
 }
 
 #[test]
 fn a_branch_of_a_graph_that_overwrites_what_another_reads_from_outside_races() {
-    let t = bench();
-    let (fork, join) = (t.device.event(), t.device.event());
+    let t = side_bench();
     t.main.begin_capture().unwrap();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
     t.side.submit(Copy { input: t.a, output: t.b }).unwrap();
     t.main.submit(Fill { output: t.a, value: 3.0 }).unwrap();
-    t.side.record(&join).unwrap();
-    t.main.wait(&join).unwrap();
-    let found = hazard(t.main.end_capture("racing").map(|_| ()));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    t.in_turn(&t.side, &t.main);
+    assert_races(t.main.end_capture("racing"));
 }
 
 #[test]
 fn a_writer_that_waits_for_one_of_two_readers_races_with_the_other() {
-    let t = bench();
-    let (third, c, event) = (t.device.stream("third"), t.area.tensor("c", 2048, [64], DType::F32), t.device.event());
+    let t = side_bench();
+    let (third, c) = (t.device.stream("third"), t.area.tensor("c", 2048, [64], DType::F32));
     t.side.submit(Copy { input: t.a, output: t.b }).unwrap();
     third.submit(Copy { input: t.a, output: c }).unwrap();
-    third.record(&event).unwrap();
-    t.main.wait(&event).unwrap();
-    let found = hazard(t.main.submit(Fill { output: t.a, value: 3.0 }));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    t.in_turn(&third, &t.main);
+    assert_races(t.main.submit(Fill { output: t.a, value: 3.0 }));
 }
 
 #[test]
 fn a_stream_does_not_come_after_what_an_event_was_recorded_before() {
-    let t = bench();
-    let event = t.device.event();
-    t.side.record(&event).unwrap();
-    t.main.wait(&event).unwrap();
+    let t = side_bench();
+    t.in_turn(&t.side, &t.main);
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
-    let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    assert_races(t.main.submit(Copy { input: t.a, output: t.b }));
 }
 
 #[test]
 fn a_node_that_joins_one_branch_does_not_come_after_another() {
-    let t = bench();
+    let t = side_bench();
     let (third, c) = (t.device.stream("third"), t.area.tensor("c", 2048, [64], DType::F32));
     t.device.upload(&c, &[3.0f32; 64]).unwrap();
-    let [fork, join, other] = [(); 3].map(|()| t.device.event());
     t.main.begin_capture().unwrap();
     t.main.submit(Fill { output: t.b, value: 0.0 }).unwrap();
-    t.main.record(&fork).unwrap();
-    t.side.wait(&fork).unwrap();
-    third.wait(&fork).unwrap();
+    t.in_turn(&t.main, &t.side);
+    t.in_turn(&t.main, &third);
     t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
     third.submit(Fill { output: c, value: 3.0 }).unwrap();
     t.main.submit(Fill { output: t.b, value: 1.0 }).unwrap();
-    t.side.record(&join).unwrap();
-    t.main.wait(&join).unwrap();
+    t.in_turn(&t.side, &t.main);
     t.main.submit(Add { a: t.a, b: c, output: t.b }).unwrap();
-    third.record(&other).unwrap();
-    t.main.wait(&other).unwrap();
-    let found = hazard(t.main.end_capture("racing").map(|_| ()));
-    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+    t.in_turn(&third, &t.main);
+    assert_races(t.main.end_capture("racing"));
 }
 
 #[test]
 fn what_was_checked_is_counted_by_operation_launch_read_and_ordered_pair() {
-    let t = bench();
+    let t = side_bench();
     assert_eq!(t.device.checked().unwrap(), Checked::default(), "uploads are no operations");
     t.main.submit(Fill { output: t.a, value: 3.0 }).unwrap(); // a pair with the upload of a
     t.main.submit(Copy { input: t.a, output: t.b }).unwrap(); // with the fill, and with the upload of b

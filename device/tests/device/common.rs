@@ -73,6 +73,37 @@ fn on(device: Device) -> Bench {
     Bench { device, stream, areas: RefCell::new(Vec::new()) }
 }
 
+/// Two streams, and two tensors of 64 numbers: 1 and 2.
+pub struct SideBench {
+    pub device: Device,
+    pub main: Stream,
+    pub side: Stream,
+    pub a: Tensor,
+    pub b: Tensor,
+    pub area: Area,
+}
+
+/// A [`SideBench`] on [`checked_device`].
+pub fn side_bench() -> SideBench {
+    let device = checked_device();
+    let area = device.allocate("test", 4096).unwrap();
+    let a = area.tensor("a", 0, [64], DType::F32);
+    let b = area.tensor("b", 1024, [64], DType::F32);
+    device.upload(&a, &[1.0f32; 64]).unwrap();
+    device.upload(&b, &[2.0f32; 64]).unwrap();
+    let (main, side) = (device.stream("main"), device.stream("side"));
+    SideBench { device, main, side, a, b, area }
+}
+
+impl SideBench {
+    /// Work that `after` takes from now on waits for the work that `before` has.
+    pub fn in_turn(&self, before: &Stream, after: &Stream) {
+        let event = self.device.event();
+        before.record(&event).unwrap();
+        after.wait(&event).unwrap();
+    }
+}
+
 /// A value as a tensor of that type holds it.
 pub fn rounded(x: f64, dtype: DType) -> f64 {
     match dtype {

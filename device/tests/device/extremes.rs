@@ -1,6 +1,6 @@
 //! Numbers far from 1: logits far from zero, norms of almost nothing and of rows of one number, against f64 references.
 
-use crate::common::{Bench, FLOATS, bench, checked_bench, cuda_bench, numbers, rounded};
+use crate::common::{Bench, FLOATS, checked_bench, numbers, on_gpu, rounded};
 use device::ops::*;
 use device::{DType, Tensor};
 
@@ -113,21 +113,12 @@ fn check_shifted_logits(t: &Bench, shift: f64, dtype: DType) {
     }
 }
 
-fn check_all_shifts(t: &Bench) {
-    for shift in [0.0, -30.0, -100.0, -1000.0, 100.0] {
-        FLOATS.into_iter().for_each(|dtype| check_shifted_logits(t, shift, dtype));
-    }
-}
-
 #[test]
 fn cross_entropy_of_logits_far_from_zero_is_as_precise_as_of_those_near_it() {
-    check_all_shifts(&bench(2));
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn on_a_gpu_cross_entropy_of_logits_far_from_zero_is_as_precise_as_of_those_near_it() {
-    check_all_shifts(&cuda_bench());
+    let t = checked_bench();
+    for shift in [0.0, -30.0, -100.0, -1000.0, 100.0] {
+        FLOATS.into_iter().for_each(|dtype| check_shifted_logits(&t, shift, dtype));
+    }
 }
 
 /// A norm and its gradient at rows of numbers of a magnitude, and at rows of one number.
@@ -189,27 +180,18 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
     assert_each_close(&format!("weight gradient of {what}"), &t.get(&of_weight.output), &grad_weight, allowed);
 }
 
-fn check_small_norms(t: &Bench, widths: &[usize]) {
+#[test]
+fn norms_of_almost_nothing_and_their_gradients_agree_with_f64() {
+    let t = checked_bench();
+    // On a GPU a row a warp, a row a block, and the kernels for any size. The host has one kernel for all widths.
+    let widths = if on_gpu() { &[256, 4096, 7][..] } else { &[256, 7] };
     for (magnitude, eps) in [0.0, 1e-30, 1e-20, 1e-10, 1e-6, 1e-3].into_iter().flat_map(|x| [(x, 1e-5), (x, 1e-12)]) {
         for (layer, dtype) in FLOATS.into_iter().flat_map(|dtype| [(true, dtype), (false, dtype)]) {
             for &hidden in widths {
-                check_small_norm(t, layer, hidden, magnitude, eps, dtype);
+                check_small_norm(&t, layer, hidden, magnitude, eps, dtype);
             }
         }
     }
-}
-
-#[test]
-fn norms_of_almost_nothing_and_their_gradients_agree_with_f64() {
-    // The host has one kernel for all widths.
-    check_small_norms(&bench(2), &[256, 7]);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn on_a_gpu_norms_of_almost_nothing_and_their_gradients_agree_with_f64() {
-    // A row a warp, a row a block, and the kernels for any size.
-    check_small_norms(&cuda_bench(), &[256, 4096, 7]);
 }
 
 /// LayerNorm of rows that each hold one number, of either sign and from small to large, alone and as the sum of two.

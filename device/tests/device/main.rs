@@ -18,5 +18,6 @@ mod peers_on_host;
 mod recording;
 mod sync_debug;
 mod threads;
+mod trials;
 mod unbound;
 mod when;

@@ -8,7 +8,7 @@ use engine::params::{MasterForm, Sharding};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 
-use crate::models::{Kind, Layout, Run, batch, tiny_llama};
+use crate::models::{Kind, Layout, Run, tiny_llama};
 use crate::optimizer::muon::muon_groups;
 
 fn run(block_gradients: DType, microbatches: usize, scope: Scope) -> Run {
@@ -32,9 +32,7 @@ fn first_gradients(run: &Run) -> Vec<(bool, Vec<f32>)> {
     }
     let device = run.device();
     let mut stage = run.stage(&device);
-    let settings = run.settings(0);
-    let batch = batch(run.kind, settings.first_sample, run.microbatches);
-    stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+    run.step(&mut stage, run.settings(0));
     values(&device, &stage)
 }
 
@@ -54,11 +52,10 @@ fn a_microbatch_s_gradient_is_the_one_in_f32_rounded_once() {
 
 /// All ranks' results and the bits of their masters; ranks agree on the numbers.
 fn trained(layout: Layout, own: impl Fn() -> Run + Sync) -> (Vec<StepResult>, Vec<Vec<u32>>) {
-    let work = |run: Run| run.train();
-    let ranks = layout.on_ranks(own, work);
+    let ranks = layout.on_ranks(own, |run| run.train());
     assert!(ranks.iter().all(|(results, _)| *results == ranks[0].0), "{layout:?}");
     let results = ranks[0].0.clone();
-    (results, ranks.into_iter().map(|(_, weights)| weights.into_iter().map(f32::to_bits).collect()).collect())
+    (results, ranks.into_iter().map(|(_, weights)| weights).collect())
 }
 
 #[test]

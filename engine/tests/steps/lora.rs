@@ -6,10 +6,10 @@ use engine::graph_options::GraphOptions;
 use engine::model::{AttentionKind, BalanceGroup, Experts, FeedForward, GptShape, Lora, LoraTarget, is_adapter};
 use engine::params::{CodeMemory, Sharding};
 use engine::precision::Precision;
-use engine::step::{Stage, StepResult};
+use engine::step::Stage;
 
 use crate::experts::{tiny_deepseek, tiny_qwen3_moe, tiny_shared};
-use crate::models::{Kind, Layout, Run, all_settings, batch, noise, off, tiny_gpt, tiny_qwen2, tiny_qwen3};
+use crate::models::{Kind, Layout, Run, Trained, all_settings, noise, off, tiny_gpt, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 6;
 
@@ -76,22 +76,16 @@ fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
 }
 
 /// Trains from adapters that are not 0: all results, and the final adapters in bits.
-pub fn train(run: Run) -> (Vec<StepResult>, Vec<u32>) {
+pub fn train(run: Run) -> Trained {
     let device = run.device();
     let mut stage = run.stage(&device);
     train_stage(&run, &device, &mut stage)
 }
 
 /// As [`train`], of a stage with weights of its own.
-fn train_stage(run: &Run, device: &Device, stage: &mut Stage) -> (Vec<StepResult>, Vec<u32>) {
+fn train_stage(run: &Run, device: &Device, stage: &mut Stage) -> Trained {
     move_adapters(stage);
-    let results = (0..run.steps)
-        .map(|step| {
-            let settings = run.settings(step);
-            let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
-            stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
-        })
-        .collect();
+    let results = run.train_stage(stage);
     let trained = stage.params().iter().filter(|(spec, _)| is_adapter(&spec.name));
     let values = trained.flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
     (results, values.map(f32::to_bits).collect())
@@ -252,9 +246,7 @@ fn gradients_of_adapters_with_dropout_are_the_slopes_of_the_loss() {
             let values: Vec<f32> = values.iter().zip(direction).map(|(x, d)| x + length * d).collect();
             stage.params().set(&device, index, &values).unwrap();
         }
-        let settings = run.settings(3);
-        let batch = batch(run.kind, settings.first_sample, run.microbatches);
-        (stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss, stage)
+        (run.step(&mut stage, run.settings(3)).loss, stage)
     };
     let (_, stage) = loss(None);
     let mut checked = 0;

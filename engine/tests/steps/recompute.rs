@@ -4,7 +4,6 @@ use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::regions::Mode;
-use engine::step::StepResult;
 use graph_manager::{ListedEntry, Mempool};
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
@@ -28,21 +27,12 @@ fn memory(run: &Run) -> usize {
     stage.graphs().memory().iter().map(|area| area.bytes).sum()
 }
 
-/// As decimals: the shortest for their bits.
-fn numbers(results: &[StepResult]) -> Vec<String> {
-    results.iter().map(|step| format!("{} {}", step.loss, step.grad_norm)).collect()
-}
-
-fn assert_same_weights(a: &[f32], b: &[f32], what: &str) {
-    assert!(a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: final weights");
-}
-
 #[test]
 fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting() {
     for kind in [Kind::Gpt, Kind::Llama] {
         let (_, off) = all_settings().swap_remove(0);
-        let (kept, weights) = run(kind, None, off).train();
-        assert!(kept.iter().all(|step| step.applied && step.loss.is_finite()));
+        let kept = run(kind, None, off).train();
+        assert!(kept.0.iter().all(|step| step.applied && step.loss.is_finite()));
         for (name, graphs) in all_settings() {
             let some = Some(LAYERS - 2);
             let ways = [(1, false, None), (2, false, some), (LAYERS, false, None), (2, true, None), (1, true, some)];
@@ -50,9 +40,7 @@ fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting()
                 let what = format!("{kind:?}, {together} of {recomputed_blocks:?} blocks, {keeps_attention}, {name}");
                 let again = run(kind, Some(together), graphs.clone());
                 let again = Run { keeps_attention, recomputed_blocks, ..again };
-                let (again, others) = again.train();
-                assert_eq!(numbers(&kept), numbers(&again), "{what}");
-                assert_same_weights(&weights, &others, &what);
+                assert!(again.train() == kept, "{what}");
             }
         }
     }
@@ -65,11 +53,9 @@ fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
         let run = run(Kind::Llama, recompute, GraphOptions { poison: true, ..GraphOptions::default() });
         Run { shape, precision: Precision::Bf16, shuffle, keeps_attention, ..run }.train()
     };
-    let (kept, weights) = of(None, false, None);
+    let kept = of(None, false, None);
     for (together, keeps_attention, shuffle) in [(1, false, None), (2, true, Some(7)), (3, false, Some(8))] {
-        let (again, others) = of(Some(together), keeps_attention, shuffle);
-        assert_eq!(numbers(&kept), numbers(&again), "{together} blocks");
-        assert_same_weights(&weights, &others, &format!("{together} blocks"));
+        assert!(of(Some(together), keeps_attention, shuffle) == kept, "{together} blocks");
     }
 }
 

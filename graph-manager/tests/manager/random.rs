@@ -3,26 +3,20 @@
 use std::num::NonZeroUsize;
 
 use device::ops::{Dropout, DropoutSite};
-use device::{Area, DType, Device, Tensor};
+use device::{DType, Tensor};
 use graph_manager::{Capture, CaptureAll, CudaGraphManager, ManagerOptions, Pool, RandomState};
 
-use crate::toy::checked_device;
+use crate::named::Bench;
+use crate::toy::assert_refused;
 
 const TWO: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
 /// Two records, and tensors of 64 ones.
-fn bench() -> (Device, Pool, RandomState, Vec<Tensor>, Vec<Area>) {
-    let device = checked_device();
-    let pool = Pool::new(device.stream("compute"));
-    let random = RandomState::new(&pool, 7, TWO).unwrap();
-    let mut areas = Vec::new();
-    let tensors = (0..5).map(|_| {
-        let tensor = device.allocate_tensor(&mut areas, "t", [1, 1, 64], DType::F32).unwrap();
-        device.upload(&tensor, &[1.0_f32; 64]).unwrap();
-        tensor
-    });
-    let tensors = tensors.collect();
-    (device, pool, random, tensors, areas)
+fn bench() -> (Bench, RandomState, [Tensor; 5]) {
+    let bench = crate::named::bench();
+    let random = RandomState::new(&bench.pool, 7, TWO).unwrap();
+    let tensors = [(); 5].map(|()| bench.tensor("t", &[1.0; 64]).reshape([1, 1, 64]));
+    (bench, random, tensors)
 }
 
 /// A dropout with the masks of a record.
@@ -32,10 +26,10 @@ fn dropout(input: Tensor, output: Tensor, masks: DropoutSite) -> Dropout {
 
 #[test]
 fn a_backward_drops_what_its_forward_dropped_also_if_another_microbatch_began_in_between() {
-    let (device, pool, mut random, t, _areas) = bench();
+    let (bench, mut random, t) = bench();
     let sites = [0, 1].map(|record| random.site(record).unwrap());
     let options = ManagerOptions::default();
-    let mut manager = CudaGraphManager::in_pool(&pool, options, CaptureAll::<&str>::default()).unwrap();
+    let mut manager = CudaGraphManager::in_pool(&bench.pool, options, CaptureAll::<&str>::default()).unwrap();
     let mut seen = Vec::new();
     for _ in 0..4 {
         let _masks = [random.draw(0).unwrap(), random.draw(1).unwrap()];
@@ -46,7 +40,7 @@ fn a_backward_drops_what_its_forward_dropped_also_if_another_microbatch_began_in
             cx.region("backward 1", (), |cx, ()| cx.run(dropout(t[0], t[4], sites[1])))
         });
         step.unwrap();
-        let values: Vec<Vec<f32>> = t[1..].iter().map(|tensor| device.download(tensor).unwrap()).collect();
+        let values: Vec<Vec<f32>> = t[1..].iter().map(|tensor| bench.read(*tensor)).collect();
         assert_eq!((&values[0], &values[1]), (&values[2], &values[3]));
         seen.extend([values[0].clone(), values[1].clone()]);
     }
@@ -55,43 +49,41 @@ fn a_backward_drops_what_its_forward_dropped_also_if_another_microbatch_began_in
 
 #[test]
 fn masks_are_not_drawn_into_the_record_of_a_microbatch_in_flight() {
-    let (device, _pool, mut random, t, _areas) = bench();
-    let (compute, masks) = (device.stream("a"), random.site(0).unwrap());
+    let (bench, mut random, t) = bench();
+    let (compute, masks) = (bench.device.stream("a"), random.site(0).unwrap());
     let first = random.draw(0).unwrap();
-    device.synchronize().unwrap();
+    bench.device.synchronize().unwrap();
     let error = random.draw(0).err().unwrap().to_string();
     let words = "masks were drawn into record 0 while its microbatch is in flight";
     assert!(error.contains(words) && error.contains("drop its Masks after the backward"), "{error}");
     compute.submit(dropout(t[0], t[1], masks)).unwrap();
     let second = random.draw(1).unwrap();
-    device.synchronize().unwrap();
+    bench.device.synchronize().unwrap();
     compute.submit(dropout(t[0], t[2], masks)).unwrap();
-    assert_eq!(device.download::<f32>(&t[1]).unwrap(), device.download::<f32>(&t[2]).unwrap());
+    assert_eq!(bench.read(t[1]), bench.read(t[2]));
     drop((first, second));
-    device.synchronize().unwrap();
+    bench.device.synchronize().unwrap();
     let _third = random.draw(0).unwrap();
-    let error = random.draw(2).err().unwrap().to_string();
-    assert!(error.contains("record 2 was asked for, of 2 records"), "{error}");
+    assert_refused(random.draw(2), "record 2 was asked for, of 2 records");
     assert!(random.site(2).is_err());
 }
 
 #[test]
 fn masks_are_not_drawn_inside_a_region() {
-    let (_device, pool, mut random, _, _areas) = bench();
-    let other = Pool::new(pool.compute().clone());
+    let (bench, mut random, _) = bench();
+    let other = Pool::new(bench.compute.clone());
     let mut manager = CudaGraphManager::in_pool(&other, ManagerOptions::default(), CaptureAll::default()).unwrap();
     let step = manager.step("step", 1, &mut |cx| cx.region("work", (), |_, ()| random.draw(0).map(drop)));
-    let error = step.unwrap_err().to_string();
-    assert!(error.contains("masks were drawn inside a region"), "{error}");
+    assert_refused(step, "masks were drawn inside a region");
 }
 
 #[test]
 fn several_states_in_one_graph_count_their_own_draws() {
-    let (device, pool, mut a, t, _areas) = bench();
+    let (bench, mut a, t) = bench();
     // One with another seed, and one with the same seed.
-    let [mut b, mut twin] = [8, 7].map(|seed| RandomState::new(&pool, seed, TWO).unwrap());
+    let [mut b, mut twin] = [8, 7].map(|seed| RandomState::new(&bench.pool, seed, TWO).unwrap());
     let [of_a, of_b, of_twin] = [&a, &b, &twin].map(|state| state.site(0).unwrap());
-    let mut capture = Capture::new(&pool, "three", 1, NonZeroUsize::MIN, move |cx, x: Tensor| {
+    let mut capture = Capture::new(&bench.pool, "three", 1, NonZeroUsize::MIN, move |cx, x: Tensor| {
         let mut outputs = Vec::new();
         for (name, site) in [("of a", of_a), ("of b", of_b), ("of the twin", of_twin)] {
             let output = cx.tensor(name, x.shape, DType::F32)?;
@@ -104,7 +96,7 @@ fn several_states_in_one_graph_count_their_own_draws() {
     let mut run = |a: &mut RandomState, b: &mut RandomState, twin: &mut RandomState| {
         let _masks = [a.draw(0).unwrap(), b.draw(0).unwrap(), twin.draw(0).unwrap()];
         let outputs = capture.run(t[0]).unwrap();
-        let values: Vec<Vec<f32>> = outputs.iter().map(|output| device.download(output).unwrap()).collect();
+        let values: Vec<Vec<f32>> = outputs.iter().map(|output| bench.read(*output)).collect();
         assert_ne!(values[0], values[1], "seeds differ");
         values
     };

@@ -250,6 +250,23 @@ impl Toy {
         manager.step(Mode::Train, microbatches, &mut |cx| self.step(cx, ahead))
     }
 
+    /// Does the steps of one microbatch with replays in several orders. Fails unless each leaves that number everywhere in a
+    /// tensor.
+    #[track_caller]
+    pub fn assert_gives(
+        &self,
+        manager: &mut Manager,
+        mut step: impl FnMut(&mut StepContext<'_>) -> Result<()>,
+        tensor: Tensor,
+        value: f32,
+    ) {
+        for seed in 0..8 {
+            self.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(self.device.download::<f32>(&tensor).unwrap(), vec![value; WIDTH]);
+        }
+    }
+
     /// The sums after each of six steps.
     pub fn run(&self, options: ManagerOptions, microbatches: usize, ahead: usize) -> Vec<Vec<f32>> {
         let mut manager = self.manager(options);

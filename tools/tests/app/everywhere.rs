@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::data_files::{LICENSES, small_tokenizer};
-use crate::harness::{Folder, bits, checkpoint, copy_run, expect, metrics, run};
+use crate::harness::{Folder, assert_same, checkpoint, expect, losses, resume_at, run};
 
 const GRAPHS: [&str; 4] = [
     "",
@@ -48,20 +48,16 @@ fn train_everywhere(kind: &str, choices: &str, ranks: usize, layout: &str) -> Ve
     assert!(written.starts_with("freedom") && written.len() > 20, "{written:?}");
     for graphs in GRAPHS {
         let what = format!("{kind} on {ranks} ranks, `{graphs}`");
-        let resumed = Folder::new(&format!("everywhere-{kind}-{ranks}-resumed"));
-        copy_run(&eager.0, &resumed.0, 3);
-        expect(&run(ranks, &resumed.0, &format!("{flags} {graphs}")), 0, &["at step 3, "]);
-        assert_eq!(metrics(&resumed.0), metrics(&eager.0), "{what}, resumed");
-        assert_eq!(bits(&resumed.0, 6), bits(&eager.0, 6), "{what}, resumed");
+        let resumed = resume_at(&eager, 3, ranks, &format!("{flags} {graphs}"));
+        assert_same(&resumed, &eager, &format!("{what}, resumed"));
         if !graphs.is_empty() {
             let whole = Folder::new(&format!("everywhere-{kind}-{ranks}-whole"));
             expect(&run(ranks, &whole.0, &format!("{flags} {graphs}")), 0, &["graphs: ", "done: loss"]);
-            assert_eq!(metrics(&whole.0), metrics(&eager.0), "{what}");
-            assert_eq!(bits(&whole.0, 6), bits(&eager.0, 6), "{what}");
+            assert_same(&whole, &eager, &what);
             assert_eq!(sample(&whole), written, "{what}");
         }
     }
-    metrics(&eager.0).iter().map(|step| step[0].as_f64().unwrap()).collect()
+    losses(&eager)
 }
 
 #[test]

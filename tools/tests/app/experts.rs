@@ -3,7 +3,10 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, bits, cases, copy_run, expect, metrics, mpirun, printed, run, saved, stdout_of, trainer};
+use crate::harness::{
+    Folder, assert_same, cases, expect, logged_steps, metrics, mpirun, printed, resume_at, run, saved, stdout_of,
+    trainer,
+};
 use crate::mistakes::refused;
 
 /// Three blocks: a dense one, and two with four experts and a shared one.
@@ -21,12 +24,8 @@ fn loss(lines: &[Value], step: usize) -> f64 {
 
 /// The loss and those of routers of each step.
 fn losses(folder: &Folder) -> Vec<[f64; 3]> {
-    let text = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
-    let of = |line: &str| {
-        let step: Value = serde_json::from_str(line).unwrap();
-        ["loss", "balance_loss", "router_z_loss"].map(|name| step[name].as_f64().unwrap())
-    };
-    text.lines().map(of).collect()
+    let of = |step: &Value| ["loss", "balance_loss", "router_z_loss"].map(|name| step[name].as_f64().unwrap());
+    logged_steps(&folder.path("log")).iter().map(of).collect()
 }
 
 /// The largest relative difference, from a step on.
@@ -39,17 +38,15 @@ fn apart(ours: &[[f64; 3]], theirs: &[[f64; 3]], step: usize) -> f64 {
 #[test]
 fn a_mixture_learns_resumes_to_the_same_bits_and_shows_the_losses_of_its_routers() {
     for precision in ["", "--bf16"] {
-        let (unbroken, resumed) = (Folder::new("experts-unbroken"), Folder::new("experts-resumed"));
+        let unbroken = Folder::new("experts-unbroken");
         let flags = flags(&format!("{precision} --lr 0.01"));
         let output = run(1, &unbroken.0, &flags);
         expect(&output, 0, &[" of them active", "balance-loss ", "router-z-loss ", "done: loss"]);
         let lines = metrics(&unbroken.0);
         assert!(loss(&lines, 7) < loss(&lines, 0) - 0.1, "{precision}: {lines:?}");
         assert_eq!(saved(&unbroken.0), [4, 8]);
-        copy_run(&unbroken.0, &resumed.0, 4);
-        expect(&run(1, &resumed.0, &format!("{flags} --enable-cuda-graph")), 0, &["at step 4", "done: loss"]);
-        assert_eq!(metrics(&resumed.0), lines, "{precision}");
-        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{precision}");
+        let resumed = resume_at(&unbroken, 4, 1, &format!("{flags} --enable-cuda-graph"));
+        assert_same(&resumed, &unbroken, precision);
         if !precision.is_empty() {
             continue;
         }
@@ -92,10 +89,7 @@ fn a_mixture_has_the_losses_of_one_rank_in_every_layout() {
             let (ours, what) = (losses(&folder), format!("{optimizer} {layout}"));
             assert!(apart(&ours, &expected, 0) < 1e-4, "{what}: {ours:?} and {expected:?}");
             // A checkpoint of it goes on alone.
-            let resumed = Folder::new("experts-other");
-            copy_run(&folder.0, &resumed.0, 4);
-            expect(&run(1, &resumed.0, &flags("")), 0, &["at step 4", "done: loss"]);
-            let resumed = losses(&resumed);
+            let resumed = losses(&resume_at(&folder, 4, 1, &flags("")));
             assert!(apart(&resumed, &expected, 4) < 1e-4, "{what}, resumed alone: {resumed:?} and {expected:?}");
         }
     }
@@ -139,8 +133,7 @@ fn data_parallel_ranks_share_a_balance_loss_over_the_global_batch() {
     let (plain, graphs, local) = (Folder::new("balance"), Folder::new("balance-graphs"), Folder::new("balance-local"));
     expect(&run(2, &plain.0, &line("")), 0, &["balance-loss ", "done: loss"]);
     expect(&run(2, &graphs.0, &line("--enable-cuda-graph --cuda-graph-scope full_iteration")), 0, &["done: loss"]);
-    assert_eq!(metrics(&graphs.0), metrics(&plain.0));
-    assert_eq!(bits(&graphs.0, 8), bits(&plain.0, 8));
+    assert_same(&graphs, &plain, "");
     expect(&run(2, &local.0, &line("").replace("global_aux_loss", "aux_loss")), 0, &["done: loss"]);
     assert!(losses(&local)[0][1] > losses(&plain)[0][1], "the loads of a part are less alike than those of all");
 }
@@ -173,8 +166,7 @@ fn graphs_of_modules_of_experts_have_the_bits_of_a_run_without_graphs() {
         expect(&output, 0, &["done: loss"]);
         let line = graphs_line(&output);
         assert!(line.contains(reason), "{modules}: {line}");
-        assert_eq!(metrics(&folder.0), metrics(&plain.0), "{modules}");
-        assert_eq!(bits(&folder.0, 8), bits(&plain.0, 8), "{modules}");
+        assert_same(&folder, &plain, modules);
     }
 }
 
@@ -186,28 +178,24 @@ fn choices_beyond_the_capacity_are_dropped_counted_and_told() {
     for policy in ["", "--moe-token-drop-policy probs", "--moe-token-drop-policy position"] {
         let limited =
             |rest: &str| flags(&format!("--moe-expert-capacity-factor 0.75 {policy} --log-interval 1 {rest}"));
-        let (folder, resumed) = (Folder::new("experts-limited"), Folder::new("experts-limited-resumed"));
+        let folder = Folder::new("experts-limited");
         let output = run(1, &folder.0, &limited("--moe-pad-expert-input-to-capacity"));
         expect(&output, 0, &["--moe-pad-expert-input-to-capacity has no effect", "dropped choices ", "done: loss"]);
-        let text = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
-        for line in text.lines() {
-            let step: Value = serde_json::from_str(line).unwrap();
+        for step in logged_steps(&folder.path("log")) {
             let loads = step["expert_loads"].as_array().unwrap();
             let of_blocks = loads.iter().map(|load| load["dropped"].as_f64().unwrap());
             let dropped = step["dropped_choices"].as_f64().unwrap();
-            assert!(dropped > 0.0 && dropped == of_blocks.sum::<f64>(), "{line}");
+            assert!(dropped > 0.0 && dropped == of_blocks.sum::<f64>(), "{step}");
             for load in loads {
                 let tokens: Vec<f64> = load["tokens"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
                 let all = tokens.iter().sum::<f64>() + load["dropped"].as_f64().unwrap();
-                assert!(tokens.iter().all(|tokens| *tokens <= (0.75 * all / 4.0).ceil()), "{line}");
+                assert!(tokens.iter().all(|tokens| *tokens <= (0.75 * all / 4.0).ceil()), "{step}");
             }
         }
         assert_ne!(metrics(&folder.0), metrics(&plain.0), "{policy}");
         // Checkpoints go on to the same bits, with graphs too.
-        copy_run(&folder.0, &resumed.0, 4);
-        expect(&run(1, &resumed.0, &limited("--enable-cuda-graph")), 0, &["at step 4", "done: loss"]);
-        assert_eq!(metrics(&resumed.0), metrics(&folder.0), "{policy}");
-        assert_eq!(bits(&resumed.0, 8), bits(&folder.0, 8), "{policy}");
+        let resumed = resume_at(&folder, 4, 1, &limited("--enable-cuda-graph"));
+        assert_same(&resumed, &folder, policy);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, run, saved};
+use crate::harness::{Folder, assert_same, expect, metrics, resume_at, run, saved};
 
 /// Sizes that are multiples of 16 for two ranks that share layers too.
 const SIZES: &str = "--bf16 --heads 4 --hidden 64 --seq-length 16 --micro-batch-size 2";
@@ -31,13 +31,11 @@ fn a_run_resumes_to_the_same_bits_with_each_recipe() {
         (1, DELAYED.to_string()),
         (2, format!("{DELAYED} --use-distributed-optimizer")),
     ] {
-        let (unbroken, resumed) = (Folder::new("fp8-unbroken"), Folder::new("fp8-resumed"));
+        let unbroken = Folder::new("fp8-unbroken");
         expect(&run(ranks, &unbroken.0, &flags(&kind)), 0, &["8-bit products (", " in 8 bits", "done: loss"]);
         assert_eq!(saved(&unbroken.0), [4, 8]);
-        copy_run(&unbroken.0, &resumed.0, 4);
-        expect(&run(ranks, &resumed.0, &flags(&format!("{kind} {graphs}"))), 0, &["at step 4", "done: loss"]);
-        assert_eq!(metrics(&resumed.0), metrics(&unbroken.0), "{kind}");
-        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{kind}");
+        let resumed = resume_at(&unbroken, 4, ranks, &flags(&format!("{kind} {graphs}")));
+        assert_same(&resumed, &unbroken, &kind);
     }
 }
 
@@ -50,9 +48,7 @@ fn a_checkpoint_goes_on_in_another_layout_and_in_16_bits_and_back() {
     for (ranks, kind) in
         [(2, tensor.as_str()), (1, longer.as_str()), (1, TENSORWISE), (1, ROWWISE), (1, BLOCKWISE), (1, "")]
     {
-        let resumed = Folder::new("fp8-other");
-        copy_run(&first.0, &resumed.0, 4);
-        expect(&run(ranks, &resumed.0, &flags(kind)), 0, &["at step 4", "done: loss"]);
+        let resumed = resume_at(&first, 4, ranks, &flags(kind));
         let (before, after) = (metrics(&first.0), metrics(&resumed.0));
         assert_eq!((before.len(), after.len()), (8, 8), "{kind}");
         for step in 4..8 {
@@ -60,10 +56,8 @@ fn a_checkpoint_goes_on_in_another_layout_and_in_16_bits_and_back() {
             assert!(gap < 0.01, "{kind}, step {step}: {} and {}", loss(&before, step), loss(&after, step));
         }
         // And back.
-        let back = Folder::new("fp8-back");
-        copy_run(&resumed.0, &back.0, 8);
         let again = flags(DELAYED).replace("--steps 8", "--steps 12");
-        expect(&run(1, &back.0, &again), 0, &["at step 8", "done: loss"]);
+        resume_at(&resumed, 8, 1, &again);
     }
 }
 
@@ -76,8 +70,7 @@ fn some_steps_measure_what_8_bits_lose_and_no_step_changes() {
         let measure = format!("{kind} --fp8-metrics-interval 2 --wandb --log-interval 1");
         let line = "8 bits (input weight grad): saturated ";
         expect(&run(ranks, &measured.0, &flags(&measure)), 0, &[line, "for measuring", "done: loss"]);
-        assert_eq!(metrics(&plain.0), metrics(&measured.0), "{layout}");
-        assert_eq!(bits(&plain.0, 8), bits(&measured.0, 8), "{layout}");
+        assert_same(&plain, &measured, layout);
         let read = |file: &str| std::fs::read_to_string(measured.0.join("log").join(file)).unwrap();
         for (line, step) in read("metrics.jsonl").lines().zip(1..) {
             let fp8 = &serde_json::from_str::<Value>(line).unwrap()["fp8"];

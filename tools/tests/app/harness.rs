@@ -295,16 +295,20 @@ pub fn signals(process: u32, names: &[&str]) {
     assert!(status.success(), "{kills:?}");
 }
 
+/// The steps in the metrics of a log folder.
+pub fn logged_steps(log: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(log.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
 /// The numbers of each step that do not depend on the clock; fails unless the steps are 1, 2, 3, ... in the file.
 pub fn metrics(folder: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(folder.join("log/metrics.jsonl")).unwrap();
-    let numbers = |(index, line): (usize, &str)| {
-        let step: Value = serde_json::from_str(line).unwrap();
-        assert_eq!(step["step"], index + 1, "each step appears once, in order: {text}");
+    let numbers = |(index, step): (usize, Value)| {
+        assert_eq!(step["step"], index + 1, "each step appears once, in order");
         // All are shortest decimals of their bits: equal ones mean equal bits.
         ["loss", "grad_norm", "lr", "validation_loss"].iter().map(|key| step[*key].clone()).collect()
     };
-    text.lines().enumerate().map(numbers).collect()
+    logged_steps(&folder.join("log")).into_iter().enumerate().map(numbers).collect()
 }
 
 /// Fails unless the losses and validation losses of so many steps are the same up to the order of sums.
@@ -357,6 +361,26 @@ pub fn copy_run(from: &Path, to: &Path, step: usize) {
     std::fs::create_dir_all(to.join("log")).unwrap();
     std::fs::copy(from.join("log/metrics.jsonl"), to.join("log/metrics.jsonl")).unwrap();
     copy_folder(&checkpoint(from, step), &checkpoint(to, step));
+}
+
+/// A run in a folder of its own goes on from the checkpoint after `step` steps of another, to its end.
+pub fn resume_at(from: &Folder, step: usize, ranks: usize, flags: &str) -> Folder {
+    let folder = Folder::new("resumed");
+    copy_run(&from.0, &folder.0, step);
+    expect(&run(ranks, &folder.0, flags), 0, &[&format!("at step {step}, sample "), "done: loss"]);
+    folder
+}
+
+/// Fails unless two runs have the same bits in their metrics, and in their weights and moments after the last step.
+pub fn assert_same(ours: &Folder, theirs: &Folder, what: &str) {
+    let steps = metrics(&ours.0);
+    assert_eq!(steps, metrics(&theirs.0), "{what}");
+    assert_eq!(bits(&ours.0, steps.len()), bits(&theirs.0, steps.len()), "{what}");
+}
+
+/// The loss of each step.
+pub fn losses(folder: &Folder) -> Vec<f64> {
+    metrics(&folder.0).iter().map(|step| step[0].as_f64().unwrap()).collect()
 }
 
 pub fn copy_folder(from: &Path, to: &Path) {

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use toml::{Table, Value};
 
 use crate::data_files::LICENSES;
-use crate::harness::{Folder, expect, printed, set_mpi};
+use crate::harness::{Folder, expect, printed, set_mpi, trainer};
 
 /// A file of another trainer, or the values that it means.
 fn example(name: &str) -> String {
@@ -16,9 +16,7 @@ fn example(name: &str) -> String {
 
 fn import(folder: &Path, name: &str, text: &str, flags: &str) -> Output {
     std::fs::write(folder.join(name), text).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.args(["import", name]).args(flags.split_whitespace()).current_dir(folder);
-    command.output().unwrap()
+    trainer(folder, &format!("import {name} {flags}"))
 }
 
 /// The configuration that is printed, which loads for so many ranks, and its lines.
@@ -28,10 +26,7 @@ fn imported(name: &str, text: &str, flags: &str, ranks: usize) -> (Table, String
     expect(&output, 0, &[]);
     let page = String::from_utf8(output.stdout).unwrap();
     std::fs::write(folder.path("run.toml"), &page).unwrap();
-    let mut plan = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    let line = format!("plan --ranks {ranks} --gpu h200 --as-given -- --config run.toml");
-    plan.args(line.split(' ')).current_dir(&folder.0);
-    let planned = plan.output().unwrap();
+    let planned = trainer(&folder.0, &format!("plan --ranks {ranks} --gpu h200 --as-given -- --config run.toml"));
     assert!(planned.status.success(), "{page}\n{}", printed(&planned));
     (page.parse().unwrap(), page)
 }
@@ -259,8 +254,7 @@ fn files_that_are_no_configurations_are_refused_with_the_fix() {
         ("training_args.bin", "args.to_json_string()"),
         ("absent.py", "check the path"),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-        expect(&command.args(["import", name]).current_dir(&folder.0).output().unwrap(), 2, &[needle, ". Fix: "]);
+        expect(&trainer(&folder.0, &format!("import {name}")), 2, &[needle, ". Fix: "]);
     }
 }
 

@@ -274,10 +274,7 @@ fn a_search_whose_first_layouts_lack_memory_goes_on_to_one_that_fits() {
 fn the_plan_of_a_run_that_goes_on_does_not_ask_for_the_model_that_it_began_with() {
     let folder = Folder::new("plan-goes-on");
     let run = "--init-from model --seq-length 64 --steps 4 --eval-interval 0 --device host --log-dir log --save";
-    let in_folder = |line: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-        command.current_dir(&folder.0).args(line.split_whitespace()).output().unwrap()
-    };
+    let in_folder = |line: &str| crate::harness::trainer(&folder.0, line);
     for line in [
         "--preset tiny-llama --seq-length 64 --steps 1 --eval-interval 0 --device host --save first --log-dir first",
         "convert --to hf first model",

@@ -17,7 +17,7 @@ fn planned(flags: &str) -> Result<f64, String> {
 }
 
 #[test]
-fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
+fn a_dry_run_tells_the_memory() {
     let kept = planned("--recompute-granularity none").unwrap();
     let selective = planned("--recompute-granularity selective").unwrap();
     let megatron = "--recompute-granularity full --recompute-method uniform --recompute-num-layers";
@@ -32,23 +32,4 @@ fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
     let (tiled, whole) =
         (of_tiles("--mlp-tiles"), planned(&format!("{megatron} 1 --seq-length 512 --ffn 4096")).unwrap());
     assert!(tiled < whole && tiled == of_tiles("--mlp-chunks-for-training"), "{whole}, {tiled} KiB");
-    for (flags, parts) in [
-        (format!("{megatron} 0"), ["recompute.layers = 0", "at least 1", "set recompute.layers = 1"]),
-        (
-            "--kind mlp --recompute-granularity full".into(),
-            ["recompute.granularity = \"full\"", "blocks", "set recompute.granularity = \"none\""],
-        ),
-        ("--mlp-tiles 0".into(), ["recompute.mlp_tiles = 0", "at least 1", "set recompute.mlp_tiles = 1"]),
-        (
-            "--mlp-tiles 2 --bf16 --fp8-format e4m3 --fp8-recipe blockwise".into(),
-            ["recompute.mlp_tiles = 2 with precision.fp8_recipe = \"blockwise\"", "delayed", "leave out --mlp-tiles"],
-        ),
-        (
-            "--mlp-tiles 2 --preset tiny-llama --num-experts 4 --moe-router-topk 2".into(),
-            ["recompute.mlp_tiles = 2 with model.experts = 4", "experts", "leave out --mlp-tiles"],
-        ),
-    ] {
-        let error = planned(&flags).unwrap_err();
-        assert!(parts.iter().all(|part| error.contains(part)), "{flags}: {error}");
-    }
 }

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 
 use crate::harness::{
-    Folder, bits, checkpoint, expect, metrics, output_of, printed, rank_ids, run, saved, signal, signals, start,
+    Folder, assert_same, checkpoint, expect, metrics, output_of, printed, rank_ids, run, saved, signal, signals, start,
     wait_for,
 };
 
@@ -16,8 +16,7 @@ fn assert_goes_on(folder: &Folder, ranks: usize) {
     expect(&run(ranks, &unbroken.0, &flags), 0, &[]);
     expect(&run(ranks, &folder.0, &flags), 0, &[&format!("at step {steps}, ")]);
     // The unbroken run validates at its end; so does this one, three steps after its first end.
-    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
-    assert_eq!(bits(&folder.0, steps + 3), bits(&unbroken.0, steps + 3));
+    assert_same(folder, &unbroken, "unbroken");
 }
 
 #[test]
@@ -56,7 +55,7 @@ fn an_exit_that_is_due_saves_ends_all_ranks_with_0_and_says_why() {
     assert!(!printed(&output).contains("train.exit"), "{}", printed(&output));
     let unbroken = Folder::new("exit-unbroken");
     expect(&run(1, &unbroken.0, "--steps 10"), 0, &["done: loss"]);
-    assert_eq!((metrics(&interval.0), bits(&interval.0, 10)), (metrics(&unbroken.0), bits(&unbroken.0, 10)));
+    assert_same(&interval, &unbroken, "");
 
     // Two seconds, set-up among them.
     let duration = Folder::new("exit-duration");

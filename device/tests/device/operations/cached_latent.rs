@@ -1,5 +1,6 @@
 //! Attention over a cache of latents against keys and values of heads, made in f64.
 
+use super::functions::{dot, turned};
 use crate::common::{assert_close, bench, numbers};
 use device::DType::{Bf16, F32};
 use device::ops::*;
@@ -26,16 +27,6 @@ impl Sizes {
     fn columns(&self) -> usize {
         self.heads * self.head.query() + 3 + self.head.rotated
     }
-}
-
-/// Turns pairs of neighbours.
-fn turned(values: &[f64], angles: &[f64]) -> Vec<f64> {
-    let pairs = values.chunks(2).zip(angles.chunks(2));
-    pairs.flat_map(|(x, angle)| [x[0] * angle[0] - x[1] * angle[1], x[0] * angle[1] + x[1] * angle[0]]).collect()
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// Output `(batch, tokens, heads * value)` of the whole sequence at once, through keys and values of every head.

@@ -1,5 +1,6 @@
 //! Products, activations and losses against naive f64 references and finite differences, over odd shapes.
 
+use super::functions::{gelu, silu, slope};
 use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers, rounded};
 use device::DType::{Bf16, F32};
 use device::ops::*;
@@ -10,18 +11,6 @@ fn matmul(a: &[f64], b: &[f64], (m, n, k): (usize, usize, usize), ta: bool, tb: 
     let at = |i: usize, p: usize| if ta { a[p * m + i] } else { a[i * k + p] };
     let bt = |p: usize, j: usize| if tb { b[j * k + p] } else { b[p * n + j] };
     (0..m * n).map(|ij| (0..k).map(|p| at(ij / n, p) * bt(p, ij % n)).sum()).collect()
-}
-
-fn gelu(x: f64) -> f64 {
-    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
-}
-
-fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
-}
-
-fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
-    (f(x + 1e-6) - f(x - 1e-6)) / 2e-6
 }
 
 /// One dimension: 1, primes, a tile border and beyond.
@@ -413,59 +402,6 @@ fn rotary_turns_queries_and_keys_and_its_inverse_turns_them_back() {
         t.run(Rotary { qkv, table, heads, kv_heads, inverse: true });
         assert_close("turned back", dtype, &t.get(&qkv), &values);
     }
-}
-
-#[test]
-fn bits_do_not_depend_on_the_number_of_threads() {
-    let run = |threads: usize| -> Vec<Vec<f64>> {
-        let t = bench(threads);
-        let (rows, hidden) = (517, 131);
-        let (x, y) = (numbers(1, rows * hidden, F32), numbers(2, rows * hidden, F32));
-        let (x, y) = (t.put(&[rows, hidden], F32, &x), t.put(&[rows, hidden], F32, &y));
-        let weight = t.put(&[hidden], F32, &numbers(3, hidden, F32));
-        let (product, column) = (t.empty(&[rows, rows], F32), t.empty(&[hidden], F32));
-        t.run(Gemm::linear(x, y, product, Epilogue::None));
-        t.run(BiasGrad { grad_output: x, grad_bias: column, accumulate: false });
-        let (normed, mean, rstd) = (t.empty(&[rows, hidden], F32), t.empty(&[rows], F32), t.empty(&[rows], F32));
-        t.run(Norm {
-            kind: NormKind::Layer,
-            input: x,
-            residual: None,
-            sum: None,
-            weight,
-            bias: None,
-            output: Some(normed),
-            mean: Some(mean),
-            rstd,
-            eps: 1e-5,
-        });
-        let (grad, grad_weight) = (t.empty(&[rows, hidden], F32), t.empty(&[hidden], F32));
-        let of_weight = t.parts(1, grad_weight);
-        t.run(NormBackward {
-            kind: NormKind::Layer,
-            input: x,
-            weight,
-            mean: Some(mean),
-            rstd,
-            grad_output: y,
-            grad_residual: None,
-            grad_input: grad,
-            weight_parts: Some(of_weight.partial),
-            bias_parts: None,
-            residual_parts: None,
-        });
-        t.run(AddPartialColumns { sums: [of_weight].into(), accumulate: false });
-        let targets = t.ints(&[rows], &vec![3; rows]);
-        let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));
-        let (soft_cap, z_loss, control) = (Some(20.0), None, None);
-        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, soft_cap, z_loss, weights: None, control });
-        t.run(SumInto { input: product, total, accumulate: false });
-        [product, column, normed, grad, grad_weight, losses, total].iter().map(|tensor| t.get(tensor)).collect()
-    };
-    let one = run(1);
-    assert!(one.iter().flatten().all(|x| x.is_finite()));
-    assert_eq!(one, run(2));
-    assert_eq!(one, run(3));
 }
 
 #[test]

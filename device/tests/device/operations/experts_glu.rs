@@ -1,15 +1,16 @@
 //! Weighted gated linear units against an f64 reference and finite differences, on the host or with `TEST_DEVICE=cuda` on a
 //! GPU.
 
+use super::functions::{gelu, silu};
 use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, checked_bench, finite_differences, numbers};
 use device::DType::{self, Bf16, F32};
 use device::ops::*;
 
 fn function(gate: Gate, x: f64, up: f64) -> f64 {
     match gate {
-        Gate::Silu => up * x / (1.0 + (-x).exp()),
+        Gate::Silu => up * silu(x),
         Gate::ClampedSilu => (up.clamp(-7.0, 7.0) + 1.0) * x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()),
-        Gate::Gelu => up * 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+        Gate::Gelu => up * gelu(x),
     }
 }
 

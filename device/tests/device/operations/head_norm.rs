@@ -1,6 +1,6 @@
 //! Norms of query and key heads against an f64 reference and finite differences.
 
-use crate::common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers};
+use crate::common::{Bench, FLOATS, assert_close, bench, checked_bench, finite_differences, numbers};
 use device::DType;
 use device::DType::F32;
 use device::ops::{HeadNorm, HeadNormBackward};
@@ -126,57 +126,19 @@ fn check(t: &Bench, s: Sizes, turns: bool, weight_offset: f32, dtype: DType) {
     }
 }
 
-fn check_all(t: &Bench) {
+#[test]
+fn heads_are_normalised_and_turned_and_their_gradients_are_those_of_finite_differences() {
+    let t = checked_bench();
     for dtype in FLOATS {
         // Sizes of models, and those that no vector of 16 bytes divides.
         for (batch, seq, heads, kv_heads, dim) in
             [(2, 5, 4, 2, 6), (1, 3, 3, 1, 10), (3, 7, 2, 2, 2), (2, 9, 4, 1, 64), (1, 5, 2, 1, 128), (1, 2, 2, 1, 160)]
         {
             for (turns, weight_offset) in [(true, 0.0), (false, 0.0), (true, 1.0), (false, 1.0)] {
-                check(t, Sizes { batch, seq, heads, kv_heads, dim }, turns, weight_offset, dtype);
+                check(&t, Sizes { batch, seq, heads, kv_heads, dim }, turns, weight_offset, dtype);
             }
         }
     }
-}
-
-#[test]
-fn heads_are_normalised_and_turned_and_their_gradients_are_those_of_finite_differences() {
-    check_all(&bench(2));
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn on_a_gpu_heads_are_normalised_and_turned_and_their_gradients_are_those_of_finite_differences() {
-    check_all(&crate::common::cuda_bench());
-}
-
-#[test]
-fn sums_over_heads_have_the_same_bits_on_any_number_of_threads() {
-    let run = |threads: usize| -> Vec<Vec<f64>> {
-        let t = bench(threads);
-        let s = Sizes { batch: 3, seq: 41, heads: 4, kv_heads: 2, dim: 10 };
-        let count = s.batch * s.seq * s.width();
-        let [input, grad] = [1, 2].map(|seed| t.put(&s.shape(), F32, &numbers(seed, count, F32)));
-        let [query_weight, key_weight] = [3, 4].map(|seed| t.put(&[s.dim], F32, &numbers(seed, s.dim, F32)));
-        let [grad_query_weight, grad_key_weight] = [0, 1].map(|_| t.empty(&[s.dim], F32));
-        t.run(HeadNormBackward {
-            input,
-            grad,
-            query_weight,
-            key_weight,
-            weight_offset: 1.0,
-            table: None,
-            grad_query_weight: Some(grad_query_weight),
-            grad_key_weight: Some(grad_key_weight),
-            heads: s.heads,
-            kv_heads: s.kv_heads,
-            eps: 1e-6,
-            accumulate: false,
-        });
-        [grad, grad_query_weight, grad_key_weight].iter().map(|tensor| t.get(tensor)).collect()
-    };
-    assert_eq!(run(1), run(2));
-    assert_eq!(run(1), run(3));
 }
 
 #[test]

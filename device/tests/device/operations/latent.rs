@@ -1,15 +1,10 @@
 //! Heads of latent attention, packed and taken apart, against plain references.
 
+use super::functions::{dot, turned};
 use crate::common::{FLOATS, assert_close, bench, numbers, rounded};
 use device::DType::F32;
 use device::Tensor;
 use device::ops::*;
-
-/// Turns pairs of neighbours.
-fn turned(values: &[f64], angles: &[f64]) -> Vec<f64> {
-    let pairs = values.chunks(2).zip(angles.chunks(2));
-    pairs.flat_map(|(x, angle)| [x[0] * angle[0] - x[1] * angle[1], x[0] * angle[1] + x[1] * angle[0]]).collect()
-}
 
 #[test]
 fn heads_are_packed_and_their_gradients_taken_apart() {
@@ -63,7 +58,6 @@ fn heads_are_packed_and_their_gradients_taken_apart() {
             packed: put(3 * heads * width, &dy),
         };
         t.run(PackLatentBackward { head, tensors: grads, table });
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let mut of_inputs = dot(&t.get(&grads.keys_values), &of_keys) + dot(&t.get(&grads.rotated), &first);
         if apart {
             of_inputs += dot(&t.get(&grads.queries), &own);

@@ -15,6 +15,7 @@ mod experts_route;
 mod experts_rows;
 mod first_values;
 mod frozen;
+mod functions;
 mod gemm_tf32;
 mod head_norm;
 mod joint_norm;

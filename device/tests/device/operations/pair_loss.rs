@@ -1,7 +1,7 @@
 //! Losses of pairs, and of answers with a label, against their definition in f64, and the weights of their targets against
 //! differences.
 
-use crate::common::{Bench, assert_close, bench, cuda_bench, finite_differences, numbers};
+use crate::common::{Bench, assert_close, checked_bench, finite_differences, numbers};
 use device::DType::F32;
 use device::ops::*;
 
@@ -127,11 +127,5 @@ const KINDS: [Preference; 5] = [
 
 #[test]
 fn losses_of_pairs_and_the_weights_of_their_targets_are_those_of_the_definition() {
-    KINDS.into_iter().for_each(|preference| check(&bench(2), preference));
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn losses_of_pairs_on_a_gpu() {
-    KINDS.into_iter().for_each(|preference| check(&cuda_bench(), preference));
+    KINDS.into_iter().for_each(|preference| check(&checked_bench(), preference));
 }

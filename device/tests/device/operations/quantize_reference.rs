@@ -4,6 +4,7 @@ use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 
+use super::functions::{gelu, silu, slope};
 use crate::common::{Bench, numbers, rounded};
 
 /// An 8-bit floating type by its definition: its numbers that are not negative, in the order of their bytes.
@@ -101,14 +102,6 @@ pub const KINDS: [Kind; 13] = [
     Kind::GluBackward(Gate::Gelu),
 ];
 
-fn gelu(x: f64) -> f64 {
-    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
-}
-
-fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
-}
-
 fn of_gate(gate: Gate) -> fn(f64) -> f64 {
     match gate {
         Gate::Silu => silu,
@@ -129,10 +122,6 @@ fn derivative(kind: ActivationKind, x: f64) -> f64 {
         ActivationKind::Gelu => slope(gelu, x),
         ActivationKind::Relu => f64::from(u8::from(x > 0.0)),
     }
-}
-
-fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
-    (f(x + 1e-6) - f(x - 1e-6)) / 2e-6
 }
 
 /// A matrix to quantise.

@@ -243,7 +243,7 @@ pub fn trained(run: &Run) -> String {
         let _ = writeln!(text, "{:x} {:x} {}", result.loss.to_bits(), result.grad_norm.to_bits(), result.applied);
     }
     for weight in weights {
-        let _ = write!(text, "{:x} ", weight.to_bits());
+        let _ = write!(text, "{:x} ", weight);
     }
     text
 }

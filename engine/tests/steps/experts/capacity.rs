@@ -5,8 +5,8 @@ use engine::model::{BalanceGroup, Capacity, Experts, GptShape, Keeps, SampleRow}
 use engine::precision::Precision;
 use engine::step::{StepResult, StepSettings};
 
-use crate::experts::{FOUR, assert_same_bits, padded, run_of, set_routers, tiny_experts, tiny_shared};
-use crate::models::{Kind, MICRO_BATCH, Run, SEQ, all_settings, batch, off, tiny_llama};
+use crate::experts::{FOUR, padded, run_of, set_routers, tiny_experts, tiny_shared};
+use crate::models::{MICRO_BATCH, Run, SEQ, all_settings, assert_graphs_change_no_bit, off, tiny_llama};
 use crate::parity::{F32, transformer};
 
 const POLICIES: [Keeps; 2] = [Keeps::HighestWeights, Keeps::FirstTokens];
@@ -56,20 +56,19 @@ fn limited_experts_have_the_same_bits_in_every_setting() {
     for keeps in POLICIES {
         for precision in [Precision::F32, Precision::Bf16] {
             let shape = GptShape { precision, ..limited(&tiny_shared(0.1, BalanceGroup::Sequence), 0.75, keeps) };
-            let plain = run_of(&shape, 1, off()).train();
+            let what = format!("{keeps:?} {precision}");
+            let train = |graphs| run_of(&shape, 1, graphs).train();
+            let plain = assert_graphs_change_no_bit(&what, &all_settings()[1..], train);
             assert!(plain.0.iter().all(|step| step.applied && dropped(step) > 0.0), "{plain:?}");
-            for (name, options) in &all_settings()[1..] {
-                assert_same_bits(name, &run_of(&shape, 1, options.clone()).train(), &plain);
-            }
             let graphs = || GraphOptions { poison: true, ..GraphOptions::default() };
             let modules = [GraphModule::ROUTER, GraphModule::ROW_ORDER].into();
             let only = GraphSelection { modules, ..GraphSelection::default() };
             let halves = run_of(&shape, 1, GraphOptions { only, ..graphs() });
-            assert_same_bits("graphs of the router", &halves.train(), &plain);
+            assert!(halves.train() == plain, "{what}: graphs of the router");
             let selective = GptShape { recompute: true, ..shape.clone() };
-            assert_same_bits("selective recompute", &run_of(&selective, 1, graphs()).train(), &plain);
+            assert!(run_of(&selective, 1, graphs()).train() == plain, "{what}: selective recompute");
             let full = Run { recompute: Some(2), ..run_of(&shape, 1, graphs()) };
-            assert_same_bits("full recompute", &full.train(), &plain);
+            assert!(full.train() == plain, "{what}: full recompute");
         }
     }
 }
@@ -85,7 +84,7 @@ fn a_capacity_that_no_expert_reaches_changes_nothing() {
             result.expert_loads.iter_mut().for_each(|load| assert_eq!(load.dropped.take(), Some(0.0)));
             result
         };
-        assert_same_bits("not limited", &(results.into_iter().map(without).collect(), weights), &plain);
+        assert!((results.into_iter().map(without).collect(), weights) == plain, "{keeps:?}");
     }
 }
 
@@ -99,9 +98,7 @@ fn no_expert_takes_more_than_its_capacity_and_the_others_are_counted() {
                 let run = run_of(&shape, 1, GraphOptions { scope, poison: true, ..GraphOptions::default() });
                 let mut stage = run.stage(&run.device());
                 set_routers(&stage, |_| 0.0);
-                let settings = StepSettings { learning_rate: 0.0, ..run.settings(0) };
-                let samples = batch(Kind::Gpt, settings.first_sample, run.microbatches);
-                let result = stage.train_step(settings, Some(&samples)).unwrap().wait().unwrap();
+                let result = run.step(&mut stage, StepSettings { learning_rate: 0.0, ..run.settings(0) });
                 for load in &result.expert_loads {
                     let (kept, all) = ((most * run.microbatches) as f32, (CHOICES * run.microbatches) as f32);
                     assert_eq!(load.tokens, [kept, kept, 0.0, 0.0], "{factor} {keeps:?}");
@@ -117,8 +114,7 @@ fn evaluation_drops_nothing() {
     let shape = tiny_shared(0.0, BalanceGroup::Microbatch);
     let evaluate = |shape: &GptShape| {
         let run = run_of(shape, 1, GraphOptions::default());
-        let samples = batch(Kind::Gpt, 0, run.microbatches);
-        run.stage(&run.device()).evaluate(run.settings(0), Some(&samples)).unwrap().wait().unwrap().loss
+        run.evaluate(&mut run.stage(&run.device()), run.settings(0)).loss
     };
     let train = |shape: &GptShape| run_of(shape, 1, off()).train().0[0].loss;
     let tight = limited(&shape, 0.25, Keeps::FirstTokens);

@@ -20,8 +20,8 @@ use graph_manager::{Verification, Verified};
 use parallel::Axis;
 
 use crate::models::{
-    Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, documents, off, packed, tiny_llama, tiny_olmo2,
-    tiny_qwen3,
+    Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, assert_graphs_change_no_bit, documents, off, packed,
+    tiny_llama, tiny_olmo2, tiny_qwen3,
 };
 use crate::parity::{BF16, F32, in_small_steps, transformer};
 
@@ -203,24 +203,13 @@ pub fn run_of(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
     Run { shape: Some(shape.clone()), precision, check: true, steps: STEPS, ..Run::new(Kind::Gpt, 4 / data, graphs) }
 }
 
-pub fn assert_same_bits(
-    name: &str,
-    (ours, weights): &(Vec<StepResult>, Vec<f32>),
-    theirs: &(Vec<StepResult>, Vec<f32>),
-) {
-    assert_eq!(*ours, theirs.0, "{name}");
-    assert!(weights.iter().zip(&theirs.1).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}: final weights");
-}
-
 #[test]
 fn experts_have_the_same_bits_in_every_setting() {
     let shape = tiny_shared(0.1, BalanceGroup::Sequence);
-    let plain = run_of(&shape, 1, off()).train();
-    assert!(plain.0[STEPS - 1].loss < plain.0[0].loss, "{plain:?}");
-    assert!(plain.0.iter().all(|step| step.applied && step.added["balance_loss"] > 0.0), "{plain:?}");
-    for (name, options) in &all_settings()[1..] {
-        assert_same_bits(name, &run_of(&shape, 1, options.clone()).train(), &plain);
-    }
+    let train = |graphs| run_of(&shape, 1, graphs).train();
+    let (plain, _) = assert_graphs_change_no_bit("experts", &all_settings()[1..], train);
+    assert!(plain[STEPS - 1].loss < plain[0].loss, "{plain:?}");
+    assert!(plain.iter().all(|step| step.applied && step.added["balance_loss"] > 0.0), "{plain:?}");
 }
 
 #[test]
@@ -231,9 +220,9 @@ fn experts_computed_again_in_backward_have_the_same_bits_and_the_same_losses_of_
         for scope in Scope::ALL {
             let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
             let selective = GptShape { recompute: true, ..shape.clone() };
-            assert_same_bits("selective", &run_of(&selective, 1, graphs.clone()).train(), &plain);
+            assert!(run_of(&selective, 1, graphs.clone()).train() == plain, "{precision} {scope:?}, selective");
             let full = Run { recompute: Some(2), ..run_of(&shape, 1, graphs) };
-            assert_same_bits("full", &full.train(), &plain);
+            assert!(full.train() == plain, "{precision} {scope:?}, full");
         }
     }
 }
@@ -281,7 +270,7 @@ fn loads_of_all_kinds_have_the_same_bits_in_both_scopes_and_without_graphs() {
                 set_routers(&stage, value);
                 let results = run.train_stage(&mut stage);
                 let masters = stage.params().iter().map(|(_, param)| device.download::<f32>(&param.master).unwrap());
-                let weights: Vec<f32> = masters.flatten().collect();
+                let weights: Vec<u32> = masters.flatten().map(f32::to_bits).collect();
                 (results, weights)
             };
             let plain = train(off());
@@ -291,7 +280,7 @@ fn loads_of_all_kinds_have_the_same_bits_in_both_scopes_and_without_graphs() {
             assert!(!name.starts_with("all") || (balance - 1.0).abs() < 1e-5, "{name}: {balance}");
             for scope in Scope::ALL {
                 let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
-                assert_same_bits(&format!("{name}, {precision}, {scope:?}"), &train(graphs), &plain);
+                assert!(train(graphs) == plain, "{name}, {precision}, {scope:?}");
             }
         }
     }
@@ -314,10 +303,8 @@ fn an_evaluation_has_no_losses_of_routers() {
     let run = run_of(&shape, 1, GraphOptions::default());
     let mut stage = run.stage(&run.device());
     let settings = run.settings(0);
-    let batch = crate::models::batch(Kind::Gpt, settings.first_sample, run.microbatches);
-    let trained =
-        stage.train_step(StepSettings { learning_rate: 0.0, ..settings }, Some(&batch)).unwrap().wait().unwrap();
-    let evaluated = stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap();
+    let trained = run.step(&mut stage, StepSettings { learning_rate: 0.0, ..settings });
+    let evaluated = run.evaluate(&mut stage, settings);
     assert_eq!((evaluated.loss, evaluated.added.len()), (trained.loss, 0));
 }
 
@@ -346,10 +333,9 @@ fn every_step_moves_the_selection_biases_once_and_nothing_else_moves_them() {
         assert_eq!(biases(&stage), expected, "a rehearsal");
         for step in 0..STEPS {
             let settings = run.settings(step);
-            let batch = crate::models::batch(Kind::Gpt, settings.first_sample, run.microbatches);
-            stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap();
+            run.evaluate(&mut stage, settings);
             assert_eq!(biases(&stage), expected, "an evaluation before step {step}");
-            let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+            let result = run.step(&mut stage, settings);
             assert_eq!(result.expert_loads.iter().map(|load| load.block).collect::<Vec<_>>(), [1, 3]);
             for (load, bias) in result.expert_loads.iter().zip(&mut expected) {
                 // Every token passes two experts.
@@ -381,8 +367,8 @@ fn a_verified_step_leaves_biases_and_loads_as_they_were() {
     let (_, mut stage) = run.train_on(&run.device());
     let before = biases(&stage);
     let settings = run.settings(STEPS);
-    let batch = crate::models::batch(Kind::Gpt, settings.first_sample, run.microbatches);
-    let verified = stage.verify_step(Mode::Train, settings, Some(&batch), &Verification::default()).unwrap();
+    let samples = run.samples(&stage, &settings);
+    let verified = stage.verify_step(Mode::Train, settings, samples.as_ref(), &Verification::default()).unwrap();
     assert!(matches!(verified, Verified::Same { .. }), "{verified:?}");
     assert_eq!(biases(&stage), before);
 }
@@ -392,8 +378,7 @@ fn the_balance_loss_of_sequences_does_not_depend_on_how_many_a_microbatch_has() 
     let shape = tiny_shared(0.0, BalanceGroup::Sequence);
     let step = |sequences: usize, microbatches: usize| {
         let run = Run { microbatches, micro_batch_size: sequences, ..run_of(&shape, 1, GraphOptions::default()) };
-        let batch = crate::models::batch(Kind::Gpt, 0, 4);
-        run.stage(&run.device()).train_step(run.settings(0), Some(&batch)).unwrap().wait().unwrap()
+        run.step(&mut run.stage(&run.device()), run.settings(0))
     };
     let two = step(MICRO_BATCH, 4);
     for (sequences, microbatches) in [(1, 8), (4, 2), (8, 1)] {

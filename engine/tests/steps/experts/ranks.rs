@@ -73,10 +73,7 @@ fn divided_experts_have_the_same_bits_in_every_setting() {
         let mut shape = tiny_experts(Precision::Bf16);
         shape.experts.as_mut().unwrap().per_token = per_token;
         let run = || change(Run { distributed_optimizer: true, ..run_of(&shape, 2, off()) });
-        layout.on_ranks(run, |run| {
-            let (results, weights) = run.train();
-            (results, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
-        })
+        layout.on_ranks(run, |run| run.train())
     };
     // Each token goes to one rank: in slots, or straight to its place.
     let in_slots = train_with(1, pairs(2), &|run| run);
@@ -153,10 +150,7 @@ fn a_step_whose_rows_need_more_room_than_the_budget_is_run_again_to_the_same_bit
         (experts.row_budget, experts.bias_update_rate) = (row_budget, Some(0.05));
         let skip_step = Some(SkipStep { sigma_factor: 3.0, interval: 4 });
         let run = || Run { skip_step, distributed_optimizer: true, ..run_of(&shape, 2, graphs.clone()) };
-        let mut all = layout.on_ranks(run, |run| {
-            let (results, weights) = run.train();
-            (results, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
-        });
+        let mut all = layout.on_ranks(run, |run| run.train());
         let again: Vec<Vec<bool>> = all
             .iter_mut()
             .map(|(results, _)| results.iter_mut().map(|step| std::mem::take(&mut step.ran_again)).collect())
@@ -189,7 +183,7 @@ fn delayed_scales_forget_a_step_that_is_run_again() {
             |run| {
                 let (results, weights) = run.train();
                 let again: Vec<bool> = results.iter().map(|step| step.ran_again).collect();
-                (again, weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>())
+                (again, weights)
             },
         );
         results.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()

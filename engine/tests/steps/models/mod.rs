@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::{CodeForm, NormKind, Rule};
-use device::{DType, Device, HostOptions, Progress};
+use device::{DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::{Recompute, StageLayers};
@@ -371,12 +371,11 @@ impl Run {
         }
     }
 
-    /// The results of all steps and the final weights.
-    pub fn train(&self) -> (Vec<StepResult>, Vec<f32>) {
+    pub fn train(&self) -> Trained {
         let device = self.device();
         let (results, stage) = self.train_on(&device);
         let weights = stage.params().iter().flat_map(|(_, param)| param.master_values(&device).unwrap());
-        (results, weights.collect())
+        (results, weights.map(f32::to_bits).collect())
     }
 
     /// The results of all steps and the stage that did them.
@@ -393,26 +392,53 @@ impl Run {
 
     /// The results of all steps, done by a stage of this run.
     pub fn train_stage(&self, stage: &mut Stage) -> Vec<StepResult> {
-        (0..self.steps)
-            .map(|step| {
-                let settings = self.settings(step);
-                // As in a run: stages between the first and the last have no samples.
-                let batch = stage.needs_batch().then(|| match &self.row {
-                    Some(SampleRow { pairs: Some(pairs), mismatched: Some(_), .. }) => {
-                        labelled(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
-                    }
-                    Some(SampleRow { pairs: Some(pairs), .. }) => {
-                        with_pairs(settings.first_sample, self.microbatches * self.micro_batch_size, pairs.most)
-                    }
-                    Some(_) => packed(settings.first_sample, self.microbatches * self.micro_batch_size),
-                    None => {
-                        batch(self.kind, settings.first_sample, self.microbatches * self.micro_batch_size / MICRO_BATCH)
-                    }
-                });
-                stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
-            })
-            .collect()
+        (0..self.steps).map(|step| self.step(stage, self.settings(step))).collect()
     }
+
+    /// A step of a stage of this run, on the samples that the settings say.
+    pub fn step(&self, stage: &mut Stage, settings: StepSettings) -> StepResult {
+        let samples = self.samples(stage, &settings);
+        stage.train_step(settings, samples.as_ref()).unwrap().wait().unwrap()
+    }
+
+    /// As [`Run::step`], without an update.
+    pub fn evaluate(&self, stage: &mut Stage, settings: StepSettings) -> StepResult {
+        let samples = self.samples(stage, &settings);
+        stage.evaluate(settings, samples.as_ref()).unwrap().wait().unwrap()
+    }
+
+    /// The samples of a step. As in a run, stages between the first and the last have none.
+    pub fn samples(&self, stage: &Stage, settings: &StepSettings) -> Option<HostValues> {
+        let (first, count) = (settings.first_sample, settings.microbatches * self.micro_batch_size);
+        stage.needs_batch().then(|| match &self.row {
+            Some(SampleRow { pairs: Some(pairs), mismatched: Some(_), .. }) => labelled(first, count, pairs.most),
+            Some(SampleRow { pairs: Some(pairs), .. }) => with_pairs(first, count, pairs.most),
+            Some(_) => packed(first, count),
+            None => batch(self.kind, first, count / MICRO_BATCH),
+        })
+    }
+}
+
+/// The results of all steps, and the bits of the final weights.
+pub type Trained = (Vec<StepResult>, Vec<u32>);
+
+/// Fails unless `train` has the same result, to the bit, in each of these settings of graphs as without graphs. Returns it.
+#[track_caller]
+pub fn assert_graphs_change_no_bit<T: PartialEq>(
+    what: &str,
+    settings: &[(String, GraphOptions)],
+    train: impl Fn(GraphOptions) -> T,
+) -> T {
+    let plain = train(off());
+    for (name, graphs) in settings {
+        assert!(train(graphs.clone()) == plain, "{what}, {name}");
+    }
+    plain
+}
+
+/// Each `every`th of the ways to run a step with graphs.
+pub fn some_settings(every: usize) -> Vec<(String, GraphOptions)> {
+    all_settings().into_iter().skip(1).step_by(every).collect()
 }
 
 /// Every way to run a step: graphs off, and each scope, pool, boundary and optimizer setting.

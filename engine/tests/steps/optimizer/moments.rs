@@ -4,7 +4,7 @@ use device::{DType, Home};
 use engine::graph_options::GraphOptions;
 use engine::optimizer::MomentTypes;
 
-use crate::models::{Kind, Layout, Run, all_settings};
+use crate::models::{Kind, Layout, Run, assert_graphs_change_no_bit, some_settings};
 
 const BF16: MomentTypes = MomentTypes { exp_avg: DType::Bf16, exp_avg_sq: DType::Bf16 };
 
@@ -30,12 +30,7 @@ fn moments_in_bf16_take_half_the_memory_and_train_beside_those_in_f32() {
 
 #[test]
 fn graphs_change_no_bit_of_a_training_with_moments_in_bf16() {
-    let (plain, weights) = run(BF16, GraphOptions { enable: false, ..GraphOptions::default() }).train();
-    for (name, options) in all_settings().into_iter().skip(1).step_by(7) {
-        let (results, others) = run(BF16, options).train();
-        assert_eq!(plain, results, "{name}");
-        assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}: final weights");
-    }
+    assert_graphs_change_no_bit("moments", &some_settings(7), |graphs| run(BF16, graphs).train());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use engine::optimizer::{Muon, ParamGroup};
 use engine::params::Sharding;
 use engine::precision::Precision;
 
-use crate::models::{Kind, Layout, Run, all_settings, tiny_llama};
+use crate::models::{Kind, Layout, Run, assert_graphs_change_no_bit, some_settings, tiny_llama};
 
 const STEPS: usize = 10;
 
@@ -65,10 +65,5 @@ fn ranks_that_divide_the_state_of_muon_have_the_bits_of_ranks_that_do_not() {
 fn graphs_change_no_bit_of_a_training_by_muon() {
     let shape = tiny_llama(0.1, Precision::Bf16);
     let train = |graphs| Run { steps: 5, ..run(&shape, 1, Sharding::Nothing, graphs) }.train();
-    let (plain, weights) = train(GraphOptions { enable: false, ..GraphOptions::default() });
-    for (name, options) in all_settings().into_iter().skip(1).step_by(5) {
-        let (results, others) = train(options);
-        assert_eq!(plain, results, "{name}");
-        assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}: final weights");
-    }
+    assert_graphs_change_no_bit("Muon", &some_settings(5), train);
 }

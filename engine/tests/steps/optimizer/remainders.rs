@@ -11,7 +11,7 @@ use engine::precision::Precision;
 use engine::step::Stage;
 
 use super::muon::muon_groups;
-use crate::models::{Kind, Layout, Run, batch, tiny_llama};
+use crate::models::{Kind, Layout, Run, tiny_llama};
 
 fn run(rule: Rule) -> Run {
     let graphs = GraphOptions { poison: true, ..GraphOptions::default() };
@@ -41,9 +41,7 @@ fn trained(run: &Run) -> (Vec<[u64; 2]>, Vec<u32>) {
         if run.master_form == MasterForm::Whole {
             round_away(&stage, &device);
         }
-        let settings = run.settings(step);
-        let batch = batch(run.kind, settings.first_sample, run.microbatches);
-        let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+        let result = run.step(&mut stage, run.settings(step));
         results.push([result.loss.to_bits(), u64::from(result.grad_norm.to_bits())]);
     }
     let masters = stage.params().iter().flat_map(|(_, param)| param.master_values(&device).unwrap());

@@ -6,14 +6,9 @@ use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::regions::Mode;
-use engine::step::{StepResult, StepSettings};
+use engine::step::StepSettings;
 
-use crate::models::{Kind, Layout, Run, all_settings, batch, off, tiny_gpt, tiny_llama};
-
-fn assert_same(what: &str, plain: &(Vec<StepResult>, Vec<f32>), other: &(Vec<StepResult>, Vec<f32>)) {
-    assert_eq!(plain.0, other.0, "{what}");
-    assert!(plain.1.iter().zip(&other.1).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: final weights");
-}
+use crate::models::{Kind, Layout, Run, all_settings, off, tiny_gpt, tiny_llama};
 
 #[test]
 fn overlapping_microbatches_have_the_bits_of_microbatches_in_turn_in_every_setting() {
@@ -24,7 +19,7 @@ fn overlapping_microbatches_have_the_bits_of_microbatches_in_turn_in_every_setti
         for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
             let shuffle = (at > 0).then_some(at as u64);
             let what = format!("{kind:?}, M={microbatches}, {name}");
-            assert_same(&what, &plain, &Run { shuffle, overlaps: true, ..run(graphs) }.train());
+            assert!(Run { shuffle, overlaps: true, ..run(graphs) }.train() == plain, "{what}");
         }
     }
 }
@@ -53,7 +48,7 @@ fn with_8_bit_products_and_recompute_overlap_changes_no_bit() {
             let plain = run(off()).train();
             for (name, graphs) in all_settings().into_iter().filter(|(name, _)| !name.contains("share false")) {
                 let what = format!("{kind:?} {recipe:?} recompute {recompute} {blocks:?} {name}");
-                assert_same(&what, &plain, &Run { shuffle: Some(3), overlaps: true, ..run(graphs) }.train());
+                assert!(Run { shuffle: Some(3), overlaps: true, ..run(graphs) }.train() == plain, "{what}");
             }
         }
     }
@@ -74,9 +69,7 @@ fn data_parallel_ranks_that_divide_the_optimizer_overlap_microbatches_to_the_sam
     };
     let plain = train(&off(), false);
     for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
-        for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
-            assert_same(&format!("rank {rank}, {name}"), plain, other);
-        }
+        assert!(train(graphs, true) == plain, "{name}");
     }
 }
 
@@ -104,9 +97,7 @@ fn with_tensor_parallelism_overlap_changes_no_bit() {
         };
         let plain = train(&off(), false);
         for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
-            for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
-                assert_same(&format!("{layout:?}, {recipe:?}, rank {rank}, {name}"), plain, other);
-            }
+            assert!(train(graphs, true) == plain, "{layout:?}, {recipe:?}, {name}");
         }
     }
 }
@@ -138,9 +129,7 @@ fn stages_of_a_pipeline_overlap_microbatches_to_the_same_bits() {
         };
         let plain = train(&off(), false);
         for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
-            for (rank, (plain, other)) in plain.iter().zip(&train(graphs, true)).enumerate() {
-                assert_same(&format!("{layout:?}, M={microbatches}, rank {rank}, {name}"), plain, other);
-            }
+            assert!(train(graphs, true) == plain, "{layout:?}, M={microbatches}, {name}");
         }
     }
 }
@@ -196,9 +185,8 @@ fn two_microbatches_are_in_memory_and_evaluation_does_not_change() {
         let mut losses = Vec::new();
         for (step, microbatches) in [4, 4, 4, 1, 2, 4, 3].into_iter().enumerate() {
             let settings = StepSettings { microbatches, ..run.settings(step) };
-            let samples = batch(run.kind, settings.first_sample, microbatches);
-            losses.push(stage.train_step(settings, Some(&samples)).unwrap().wait().unwrap().loss);
-            losses.push(stage.evaluate(settings, Some(&samples)).unwrap().wait().unwrap().loss);
+            losses.push(run.step(&mut stage, settings).loss);
+            losses.push(run.evaluate(&mut stage, settings).loss);
         }
         // Of two slots, each has its own graphs.
         assert!(stage.graphs().expected_graphs(Mode::Train.into()) > 0);

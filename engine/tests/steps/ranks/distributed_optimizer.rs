@@ -37,8 +37,7 @@ fn a_rank_makes_first_weights_of_its_own_part_alone_and_gathers_the_others() {
                 let others = values.iter().enumerate().filter(|(at, _)| !needed.contains(at));
                 assert!(others.map(|(_, value)| value).all(|value| *value == 0.0), "parameter {index}");
             }
-            let batch = crate::models::batch(run.kind, run.settings(0).first_sample, 1);
-            stage.evaluate(run.settings(0), Some(&batch)).unwrap().wait().unwrap();
+            run.evaluate(&mut stage, run.settings(0));
             assert!(values(&stage) == whole, "a step gathers the weights of other ranks");
             missing
         });
@@ -358,10 +357,8 @@ fn evaluation_reads_the_weights_of_the_last_update() {
                     stage.record(run.microbatches, true).unwrap();
                     let mut losses = Vec::new();
                     for step in 0..3 {
-                        let settings = run.settings(step);
-                        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-                        losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss);
-                        losses.push(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss);
+                        losses.push(run.step(&mut stage, run.settings(step)).loss);
+                        losses.push(run.evaluate(&mut stage, run.settings(step)).loss);
                     }
                     losses
                 })
@@ -384,9 +381,7 @@ fn a_gradient_that_is_not_finite_on_one_ranks_part_skips_the_update_on_all() {
         let gain = stage.params().get("ln_f.weight").weight;
         device.upload(&gain, &vec![f32::NAN; gain.elements()]).unwrap();
         let poisoned = parts(&device, &stage);
-        let settings = run.settings(0);
-        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-        let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+        let result = run.step(&mut stage, run.settings(0));
         assert!(before.iter().flat_map(|part| &part.2).all(|bits| f32::from_bits(*bits).is_finite()));
         (result.applied, parts(&device, &stage) == poisoned)
     });

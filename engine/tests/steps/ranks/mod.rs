@@ -11,32 +11,26 @@ mod zero_bubble;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::step::StepResult;
 
-use crate::models::{Kind, Layout, Run, all_settings};
+use crate::models::{Kind, Layout, Run, Trained, all_settings, assert_graphs_change_no_bit};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;
 
 /// Trains on `ranks` threads; every rank must see the same numbers and end with the same weights.
-fn train(kind: Kind, ranks: usize, graphs: &GraphOptions, shuffle: Option<u64>) -> (Vec<StepResult>, Vec<f32>) {
+fn train(kind: Kind, ranks: usize, graphs: &GraphOptions, shuffle: Option<u64>) -> Trained {
     let run = || Run { shuffle, ..Run::new(kind, GLOBAL / ranks, graphs.clone()) };
     let mut results = Layout::new(1, 1, 1, ranks).on_ranks(run, |run| run.train());
     let first = results.pop().unwrap();
     for other in results {
         assert_eq!(other.0, first.0, "ranks disagree on the losses");
-        assert!(other.1.iter().zip(&first.1).all(|(a, b)| a.to_bits() == b.to_bits()), "ranks disagree on the weights");
+        assert!(other.1 == first.1, "ranks disagree on the weights");
     }
     first
 }
 
 #[test]
 fn captured_reductions_change_no_bit_in_any_setting() {
-    let settings = all_settings();
-    let (plain, weights) = train(Kind::Gpt, 2, &settings[0].1, None);
-    for (name, options) in &settings[1..] {
-        let (results, others) = train(Kind::Gpt, 2, options, None);
-        assert_eq!(plain, results, "{name}");
-        assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
-    }
+    assert_graphs_change_no_bit("2 ranks", &all_settings()[1..], |graphs| train(Kind::Gpt, 2, &graphs, None));
 }
 
 /// The results on a rank of a short run and evaluations after it: losses, norms and weights.
@@ -50,19 +44,9 @@ fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(
         device.shuffle_replays(shuffle);
         let mut stage = run.stage(&device);
         stage.record(run.microbatches, true).unwrap();
-        let of = |step| {
-            let settings = run.settings(step);
-            (settings, crate::models::batch(run.kind, settings.first_sample, run.microbatches))
-        };
-        let results = (0..run.steps)
-            .map(of)
-            .map(|(settings, batch)| stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap());
-        let results = results.collect();
+        let results = run.train_stage(&mut stage);
         let trained = device.reordered_launches();
-        let losses = (0..4)
-            .map(of)
-            .map(|(settings, batch)| stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
-        let losses = losses.collect();
+        let losses = (0..4).map(|step| run.evaluate(&mut stage, run.settings(step)).loss.to_bits()).collect();
         let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
         ((results, losses, weights.map(f32::to_bits).collect()), [trained, device.reordered_launches() - trained])
     };
@@ -106,11 +90,9 @@ fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
         for scope in engine::graph_options::Scope::ALL {
             // Every step replays every graph in another random order that its dependencies allow.
             let options = GraphOptions { scope, ..GraphOptions::default() };
-            let (plain, weights) = train(kind, 2, &options, None);
+            let plain = train(kind, 2, &options, None);
             for seed in 0..2 {
-                let (results, others) = train(kind, 2, &options, Some(seed));
-                assert_eq!(plain, results, "{kind:?} {scope:?} seed {seed}");
-                assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?} {scope:?}");
+                assert!(train(kind, 2, &options, Some(seed)) == plain, "{kind:?} {scope:?} seed {seed}");
             }
         }
     }
@@ -120,13 +102,7 @@ fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
 fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     let run = || Run { steps: 3, ..Run::new(Kind::Gpt, GLOBAL, GraphOptions::default()) };
     Layout::new(1, 1, 1, 2).on_ranks(run, |run| {
-        let device = run.device();
-        let mut stage = run.stage(&device);
-        for step in 0..run.steps {
-            let settings = run.settings(step);
-            let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-            stage.train_step(settings, Some(&batch)).unwrap();
-        }
+        let (_, mut stage) = run.train_on(&run.device());
         let report = stage.graphs().report();
         // Forward and two backwards of four layers: of the first microbatch and the others; the embedding's does the same in
         // all. Of blocks and embedding one that reduces the gradients that the layer after it completed. The head's forward of

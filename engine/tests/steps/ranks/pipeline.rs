@@ -306,10 +306,8 @@ fn an_evaluation_between_steps_has_the_loss_of_one_rank_and_changes_none() {
             stage.record(run.microbatches, true).unwrap();
             let mut losses = Vec::new();
             for step in 0..4 {
-                let settings = run.settings(step);
-                let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-                losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
-                losses.push(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
+                losses.push(run.step(&mut stage, run.settings(step)).loss.to_bits());
+                losses.push(run.evaluate(&mut stage, run.settings(step)).loss.to_bits());
             }
             losses
         });
@@ -340,9 +338,8 @@ fn slots_take_steps_of_any_number_of_microbatches() {
             let losses: Vec<u64> = steps
                 .map(|(step, microbatches)| {
                     let settings = StepSettings { microbatches, first_sample, ..run.settings(step) };
-                    let batch = crate::models::batch(run.kind, first_sample, microbatches);
                     first_sample += (microbatches * MICRO_BATCH) as u64;
-                    stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits()
+                    run.step(&mut stage, settings).loss.to_bits()
                 })
                 .collect();
             losses
@@ -421,9 +418,7 @@ fn a_gradient_that_is_not_finite_on_one_stage_skips_the_update_on_all() {
             all.map(f32::to_bits).collect()
         };
         let before = weights(&stage);
-        let settings = run.settings(0);
-        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-        let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+        let result = run.step(&mut stage, run.settings(0));
         (result.applied, weights(&stage) == before)
     });
     assert_eq!(results, [(false, true); 4]);

@@ -32,7 +32,7 @@ fn train(
     precision: Precision,
     graphs: &GraphOptions,
     shuffle: Option<u64>,
-) -> (Vec<StepResult>, Vec<Vec<f32>>) {
+) -> (Vec<StepResult>, Vec<Vec<u32>>) {
     let Layout { tensor, data, .. } = layout;
     let run = || Run { shuffle, ..run(kind, data, precision, graphs) };
     let mut results: Vec<_> = layout.on_ranks(run, |run| run.train());

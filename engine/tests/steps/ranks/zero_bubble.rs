@@ -8,7 +8,7 @@ use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
 use graph_manager::Mempool;
 
-use crate::models::{Kind, Layout, MICRO_BATCH, Run, off, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, MICRO_BATCH, Run, Trained, off, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 5;
 
@@ -87,11 +87,8 @@ impl Case {
     }
 
     /// The results of all steps, and the bits of the weights, by rank.
-    fn train(&self) -> Vec<(Vec<StepResult>, Vec<u32>)> {
-        self.on_ranks(|run| {
-            let (results, weights) = run.train();
-            (results, weights.into_iter().map(f32::to_bits).collect())
-        })
+    fn train(&self) -> Vec<Trained> {
+        self.on_ranks(|run| run.train())
     }
 }
 
@@ -198,9 +195,8 @@ fn steps_of_any_number_of_microbatches_go_by_the_slots_of_the_largest() {
             let steps = [8, 2, 1, 8, 8, 3, 1, 5, 2].into_iter().enumerate();
             let losses = steps.map(|(step, microbatches)| {
                 let settings = StepSettings { microbatches, first_sample, ..run.settings(step) };
-                let batch = crate::models::batch(run.kind, first_sample, microbatches);
                 first_sample += (microbatches * MICRO_BATCH) as u64;
-                stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
+                run.step(&mut stage, settings)
             });
             losses.collect::<Vec<StepResult>>()
         })

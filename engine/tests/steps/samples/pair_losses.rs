@@ -9,7 +9,9 @@ use engine::precision::Precision;
 use engine::step::{Stage, StepResult, StepSettings};
 
 use crate::lora::with_adapters;
-use crate::models::{Kind, Run, SEQ, all_settings, documents, labelled, off, tiny_llama, with_pairs};
+use crate::models::{
+    Kind, Run, SEQ, all_settings, assert_graphs_change_no_bit, documents, labelled, off, tiny_llama, with_pairs,
+};
 
 const STEPS: usize = 4;
 /// Pairs of a sample, at most.
@@ -24,24 +26,17 @@ fn run(graphs: GraphOptions, change: impl FnOnce(GptShape) -> GptShape) -> Run {
     Run { shape, row, steps: STEPS, keeps_losses: true, ..Run::new(Kind::Llama, 2, graphs) }
 }
 
-fn assert_same(name: &str, theirs: &(Vec<StepResult>, Vec<f32>), ours: &(Vec<StepResult>, Vec<f32>)) {
-    assert_eq!(theirs.0, ours.0, "{name}");
-    assert!(theirs.1.iter().zip(&ours.1).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
-}
-
 #[test]
 fn pairs_have_the_same_bits_in_every_graph_setting_and_with_recomputed_blocks() {
-    let plain = run(off(), |shape| shape).train();
+    let train = |graphs| run(graphs, |shape| shape).train();
+    let plain = assert_graphs_change_no_bit("pairs", &all_settings()[1..], train);
     let told = &plain.0[0].of_pairs;
     assert_eq!(told.len(), 6, "{told:?}");
     assert!((told["rewards/margins"] - told["rewards/chosen"] + told["rewards/rejected"]).abs() < 1e-12);
-    for (setting, options) in all_settings() {
-        assert_same(&setting, &plain, &run(options, |shape| shape).train());
-    }
     let full = Run { recompute: Some(2), ..run(GraphOptions::default(), |shape| shape) };
-    assert_same("full recompute", &plain, &full.train());
+    assert!(full.train() == plain, "full recompute");
     let overlapped = Run { overlaps: true, ..run(GraphOptions::default(), |shape| shape) };
-    assert_same("overlapped", &plain, &overlapped.train());
+    assert!(overlapped.train() == plain, "overlapped");
 }
 
 #[test]
@@ -116,14 +111,11 @@ fn references_of_the_step_itself_are_those_that_are_kept_to_the_bit() {
 #[test]
 fn steps_with_forwards_before_them_have_the_same_bits_in_every_graph_setting_and_with_recomputed_blocks() {
     for make in [referenced_in_step, with_labels] {
-        let plain = make(off()).train();
-        for (setting, options) in all_settings() {
-            assert_same(&setting, &plain, &make(options).train());
-        }
+        let plain = assert_graphs_change_no_bit("forwards", &all_settings()[1..], |graphs| make(graphs).train());
         let full = Run { recompute: Some(2), rehearses: true, ..make(GraphOptions::default()) };
-        assert_same("full recompute", &plain, &full.train());
+        assert!(full.train() == plain, "full recompute");
         let overlapped = Run { overlaps: true, ..make(GraphOptions::default()) };
-        assert_same("overlapped", &plain, &overlapped.train());
+        assert!(overlapped.train() == plain, "overlapped");
     }
 }
 

@@ -3,38 +3,12 @@
 use std::cell::Cell;
 
 use device::ops::{Add, Copy, Fill};
-use device::{Area, DType, Device, Tensor};
-use graph_manager::{
-    CallOrder, GraphedCallables, Layer, Policy, Pool, Result, StepContext, TrainingPolicy, graph_callables,
-};
+use device::{DType, Tensor};
+use graph_manager::{CallOrder, GraphedCallables, Layer, Policy, Result, StepContext, TrainingPolicy, graph_callables};
 
 use super::double::Double;
-use crate::toy::checked_device;
-
-struct Bench {
-    device: Device,
-    pool: Pool,
-    areas: Vec<Area>,
-}
-
-fn bench() -> Bench {
-    let device = checked_device();
-    Bench { pool: Pool::new(device.stream("compute")), device, areas: Vec::new() }
-}
-
-impl Bench {
-    fn tensor(&mut self, value: f32) -> Tensor {
-        let tensor = self.device.allocate_tensor(&mut self.areas, "t", [4], DType::F32).unwrap();
-        self.device.upload(&tensor, &[value; 4]).unwrap();
-        tensor
-    }
-
-    fn read(&self, tensor: Tensor) -> f32 {
-        let values = self.device.download::<f32>(&tensor).unwrap();
-        assert_eq!(values, [values[0]; 4]);
-        values[0]
-    }
-}
+use crate::named::{Bench, bench};
+use crate::toy::assert_refused;
 
 /// `y = x + copy`, where the copy of the weight is made in the first microbatch. Its backward returns the gradient plus
 /// the input. The first microbatch's overwrites `sum` with the gradient, later ones add to it.
@@ -46,8 +20,8 @@ struct Shift {
 }
 
 impl Shift {
-    fn new(bench: &mut Bench) -> Shift {
-        Shift { weight: bench.tensor(1.0), copy: bench.tensor(0.0), sum: bench.tensor(0.0) }
+    fn new(bench: &Bench) -> Shift {
+        Shift { weight: bench.filled(1.0), copy: bench.filled(0.0), sum: bench.filled(0.0) }
     }
 }
 
@@ -89,30 +63,30 @@ fn operations_of_forwards<L: Layer<TrainingPolicy>>(graphed: &GraphedCallables<L
 
 #[test]
 fn layers_of_several_types_form_one_list() {
-    let mut bench = bench();
-    let shift = Shift::new(&mut bench);
-    let sample = bench.tensor(0.0);
+    let bench = bench();
+    let shift = Shift::new(&bench);
+    let sample = bench.filled(0.0);
     for order in [None, Some(CallOrder::signed(&[1.0, -1.0], &[2]).unwrap())] {
         let layers = vec![Double.boxed(), shift.boxed()];
         let mut graphed = graph_callables(&bench.pool, layers, &[sample, sample], 1, order).unwrap();
         for value in 1..4 {
-            let x = bench.tensor(value as f32);
+            let x = bench.filled(value as f32);
             let middle = graphed.forward(0, x).unwrap();
             let y = graphed.forward(1, middle).unwrap();
-            assert_eq!(bench.read(y), 2.0 * value as f32 + 1.0);
+            assert_eq!(bench.value(y), 2.0 * value as f32 + 1.0);
             let grad = graphed.backward(1, x).unwrap();
             let grad = graphed.backward(0, grad).unwrap();
-            assert_eq!(bench.read(grad), 2.0 * (value as f32 + 2.0 * value as f32), "saved values have their types");
-            assert_eq!(bench.read(shift.sum), value as f32);
+            assert_eq!(bench.value(grad), 2.0 * (value as f32 + 2.0 * value as f32), "saved values have their types");
+            assert_eq!(bench.value(shift.sum), value as f32);
         }
     }
 }
 
 #[test]
 fn a_step_that_was_given_up_can_be_followed_by_one_from_the_beginning() {
-    let mut bench = bench();
-    let shift = Shift::new(&mut bench);
-    let (x, wrong) = (bench.tensor(2.0), bench.tensor(0.0).narrow(0, 2));
+    let bench = bench();
+    let shift = Shift::new(&bench);
+    let (x, wrong) = (bench.filled(2.0), bench.filled(0.0).narrow(0, 2));
     for order in [None, Some(CallOrder::signed(&[1.0, -1.0, 1.0, -1.0], &[1]).unwrap())] {
         let in_order = order.is_some();
         let mut graphed = graph_callables(&bench.pool, vec![shift], &[x], 1, order).unwrap();
@@ -126,17 +100,17 @@ fn a_step_that_was_given_up_can_be_followed_by_one_from_the_beginning() {
                 true => graphed.forward(0, x).unwrap(),
                 false => graphed.forward_later(0, x).unwrap(),
             };
-            assert_eq!(bench.read(y), 3.0);
+            assert_eq!(bench.value(y), 3.0);
             backward(&mut graphed);
         }
-        assert_eq!(bench.read(shift.sum), 4.0, "the first microbatch has overwritten what was there");
+        assert_eq!(bench.value(shift.sum), 4.0, "the first microbatch has overwritten what was there");
     }
 }
 
 #[test]
 fn the_saved_values_of_a_boxed_layer_are_not_taken_for_those_of_another() {
-    let mut bench = bench();
-    let (shift, x) = (Shift::new(&mut bench), bench.tensor(1.0));
+    let bench = bench();
+    let (shift, x) = (Shift::new(&bench), bench.filled(1.0));
     let mut manager = graph_manager::CudaGraphManager::in_pool(
         &bench.pool,
         graph_manager::ManagerOptions::default(),
@@ -151,8 +125,7 @@ fn the_saved_values_of_a_boxed_layer_are_not_taken_for_those_of_another() {
             shift.backward(cx, saved, y)
         })
     });
-    let error = error.unwrap_err().to_string();
-    assert!(error.contains("a backward got the saved values of a layer of another type"), "{error}");
+    assert_refused(error, "a backward got the saved values of a layer of another type");
 }
 
 #[test]
@@ -179,9 +152,9 @@ fn an_order_recorded_from_calls_is_that_of_the_signed_numbers() {
 
 #[test]
 fn an_order_of_forwards_alone_makes_graphs_for_inference() {
-    let mut bench = bench();
-    let shift = Shift::new(&mut bench);
-    let sample = bench.tensor(0.0);
+    let bench = bench();
+    let shift = Shift::new(&bench);
+    let sample = bench.filled(0.0);
     let order = CallOrder::recorded(|calls| {
         for _microbatch in 0..3 {
             calls.forward(0);
@@ -193,67 +166,66 @@ fn an_order_of_forwards_alone_makes_graphs_for_inference() {
     assert_eq!(graphed.reports()[0].graphs.len(), 6);
     for step in 0..3 {
         for microbatch in 0..3 {
-            let x = bench.tensor((3 * step + microbatch) as f32);
+            let x = bench.filled((3 * step + microbatch) as f32);
             let middle = graphed.forward(0, x).unwrap();
             let y = graphed.forward(1, middle).unwrap();
-            let [doubled, shifted] = [middle, y].map(|tensor| bench.read(tensor));
-            assert_eq!((doubled, shifted), (2.0 * bench.read(x), 2.0 * bench.read(x) + 1.0));
+            let [doubled, shifted] = [middle, y].map(|tensor| bench.value(tensor));
+            assert_eq!((doubled, shifted), (2.0 * bench.value(x), 2.0 * bench.value(x) + 1.0));
         }
     }
     // The output of a layer stays while others run.
-    let x = bench.tensor(5.0);
+    let x = bench.filled(5.0);
     let first = graphed.forward(0, x).unwrap();
     let shifted = graphed.forward(1, first).unwrap();
     graphed.forward(0, x).unwrap();
-    assert_eq!(bench.read(shifted), 11.0);
-    let error = graphed.backward(1, x).unwrap_err().to_string();
+    assert_eq!(bench.value(shifted), 11.0);
     let words = "call 3 of a step was the backward of layer 1, microbatch 0, and the order has the forward of layer 1, \
                  microbatch 1 there";
-    assert!(error.contains(words), "{error}");
+    assert_refused(graphed.backward(1, x), words);
 }
 
 #[test]
 fn copies_of_weights_are_made_once_a_step_in_the_first_microbatch_of_an_order() {
-    let mut bench = bench();
-    let shift = Shift::new(&mut bench);
-    let x = bench.tensor(10.0);
+    let bench = bench();
+    let shift = Shift::new(&bench);
+    let x = bench.filled(10.0);
     let order = CallOrder::signed(&[1.0, 1.0, -1.0, 1.0, -1.0, -1.0], &[1]).unwrap();
     let mut graphed = graph_callables(&bench.pool, vec![shift], &[x], 1, Some(order)).unwrap();
     assert_eq!(operations_of_forwards(&graphed, 0), [vec!["copy", "add"], vec!["add"], vec!["add"]]);
     for step in 1..4 {
         bench.device.upload(&shift.weight, &[step as f32; 4]).unwrap();
         let y = graphed.forward(0, x).unwrap();
-        assert_eq!(bench.read(y), 10.0 + step as f32);
+        assert_eq!(bench.value(y), 10.0 + step as f32);
         // Nothing but the first microbatch looks at the weight.
         bench.device.upload(&shift.weight, &[100.0_f32; 4]).unwrap();
         let y = graphed.forward(0, x).unwrap();
-        assert_eq!(bench.read(y), 10.0 + step as f32);
+        assert_eq!(bench.value(y), 10.0 + step as f32);
         graphed.backward(0, x).unwrap();
         graphed.forward(0, x).unwrap();
         graphed.backward(0, x).unwrap();
         graphed.backward(0, x).unwrap();
-        assert_eq!(bench.read(shift.sum), 30.0, "the first overwrites, two add");
+        assert_eq!(bench.value(shift.sum), 30.0, "the first overwrites, two add");
     }
 }
 
 #[test]
 fn without_an_order_a_later_forward_uses_the_copies_of_the_first() {
-    let mut bench = bench();
-    let (shift, other) = (Shift::new(&mut bench), Shift::new(&mut bench));
-    let x = bench.tensor(10.0);
+    let bench = bench();
+    let (shift, other) = (Shift::new(&bench), Shift::new(&bench));
+    let x = bench.filled(10.0);
     let mut graphed = graph_callables(&bench.pool, vec![shift, other], &[x, x], 1, None).unwrap();
     assert_eq!(operations_of_forwards(&graphed, 0), [vec!["copy", "add"], vec!["add"]]);
     for step in 1..4 {
         bench.device.upload(&shift.weight, &[step as f32; 4]).unwrap();
         let y = graphed.forward(0, x).unwrap();
-        assert_eq!(bench.read(y), 10.0 + step as f32);
+        assert_eq!(bench.value(y), 10.0 + step as f32);
         let grad = graphed.backward(0, x).unwrap();
         bench.device.upload(&shift.weight, &[100.0_f32; 4]).unwrap();
         for later in 1..3 {
             let y = graphed.forward_later(0, x).unwrap();
-            assert_eq!(bench.read(y), 10.0 + step as f32);
+            assert_eq!(bench.value(y), 10.0 + step as f32);
             graphed.backward(0, x).unwrap();
-            assert_eq!(bench.read(shift.sum), 10.0 * (1 + later) as f32);
+            assert_eq!(bench.value(shift.sum), 10.0 * (1 + later) as f32);
         }
         let _ = grad;
     }
@@ -289,17 +261,19 @@ impl<P: Policy> Layer<P> for PlannedCopy {
 
 #[test]
 fn a_copy_in_memory_of_the_step_serves_an_order_and_is_refused_without_one() {
-    let mut bench = bench();
-    let (weight, x) = (bench.tensor(1.0), bench.tensor(2.0));
+    let bench = bench();
+    let (weight, x) = (bench.filled(1.0), bench.filled(2.0));
     let layers = || vec![PlannedCopy { weight, copy: Cell::default() }];
-    let error = graph_callables(&bench.pool, layers(), &[x], 1, None).err().unwrap().to_string();
-    assert!(error.contains("a later microbatch of layer 0 uses `copy of the weight`"), "{error}");
+    assert_refused(
+        graph_callables(&bench.pool, layers(), &[x], 1, None),
+        "a later microbatch of layer 0 uses `copy of the weight`",
+    );
     let order = CallOrder::signed(&[1.0, -1.0, 1.0, -1.0], &[1]).unwrap();
     let mut graphed = graph_callables(&bench.pool, layers(), &[x], 1, Some(order)).unwrap();
     for _ in 0..2 {
         for _ in 0..2 {
             let y = graphed.forward(0, x).unwrap();
-            assert_eq!(bench.read(y), 3.0);
+            assert_eq!(bench.value(y), 3.0);
             graphed.backward(0, x).unwrap();
         }
     }
@@ -307,23 +281,25 @@ fn a_copy_in_memory_of_the_step_serves_an_order_and_is_refused_without_one() {
 
 #[test]
 fn a_layer_that_does_the_same_in_every_microbatch_has_one_graph_of_each_phase() {
-    let mut bench = bench();
-    let x = bench.tensor(2.0);
+    let bench = bench();
+    let x = bench.filled(2.0);
     let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, None).unwrap();
     assert_eq!(graphed.reports()[0].graphs.len(), 2);
     let y = graphed.forward_later(0, x).unwrap();
-    assert_eq!(bench.read(y), 4.0);
+    assert_eq!(bench.value(y), 4.0);
     graphed.backward(0, x).unwrap();
 }
 
 #[test]
 fn an_order_counts_microbatches_itself() {
-    let mut bench = bench();
-    let x = bench.tensor(2.0);
+    let bench = bench();
+    let x = bench.filled(2.0);
     let order = CallOrder::signed(&[1.0, -1.0], &[1]).unwrap();
     let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, Some(order)).unwrap();
-    let error = graphed.forward_later(0, x).unwrap_err().to_string();
-    assert!(error.contains("forward_later of layer 0 was called, and the order counts the microbatches"), "{error}");
+    assert_refused(
+        graphed.forward_later(0, x),
+        "forward_later of layer 0 was called, and the order counts the microbatches",
+    );
 }
 
 /// Writes to `seen` whether its microbatch is the last one.
@@ -349,15 +325,15 @@ impl<P: Policy> Layer<P> for Last {
 
 #[test]
 fn a_backward_knows_the_last_microbatch_of_an_order_and_without_one_each_is_the_last() {
-    let mut bench = bench();
-    let (x, seen) = (bench.tensor(0.0), bench.tensor(0.0));
+    let bench = bench();
+    let (x, seen) = (bench.filled(0.0), bench.filled(0.0));
     let order = CallOrder::signed(&[1.0, -1.0, 1.0, -1.0, 1.0, -1.0], &[1]).unwrap();
     for (order, expected) in [(Some(order), [2.0, 2.0, 1.0]), (None, [1.0; 3])] {
         let mut graphed = graph_callables(&bench.pool, vec![Last { seen }], &[x], 1, order).unwrap();
         for value in expected {
             graphed.forward(0, x).unwrap();
             graphed.backward(0, x).unwrap();
-            assert_eq!(bench.read(seen), value);
+            assert_eq!(bench.value(seen), value);
         }
     }
 }

@@ -4,11 +4,12 @@
 use std::rc::Rc;
 
 use device::ops::{Add, Collective, CollectiveKind, Copy};
-use device::{Communicator, DType, Request, Tensor};
-use graph_manager::{CallOrder, Layer, Policy, Pool, Result, StepContext, graph_callables};
+use device::{Communicator, Request, Tensor};
+use graph_manager::{CallOrder, Layer, Policy, Result, StepContext, graph_callables};
 
 use super::double::Double;
-use crate::toy::{checked_device, on_gpu};
+use crate::named::bench;
+use crate::toy::on_gpu;
 
 /// The first of two ranks. The second has the same values, so a sum is twice them.
 #[derive(Debug)]
@@ -77,38 +78,30 @@ fn gradients_are_summed_over_ranks_within_the_graphs_of_backwards() {
     if on_gpu() {
         return; // The second rank is memory of the host.
     }
-    let device = checked_device();
-    let pool = Pool::new(device.stream("compute"));
-    let mut areas = Vec::new();
-    let mut tensor = |value: f32| {
-        let tensor = device.allocate_tensor(&mut areas, "t", [4], DType::F32).unwrap();
-        device.upload(&tensor, &[value; 4]).unwrap();
-        tensor
-    };
-    let (x, grads, weight_grads) = (tensor(1.0), [tensor(3.0), tensor(5.0)], [tensor(0.0), tensor(0.0)]);
+    let bench = bench();
+    let (x, grads, weight_grads) = (bench.one, [3.0, 5.0].map(|value| bench.filled(value)), [bench.x, bench.y]);
     let layers = || weight_grads.map(|grad| OnRanks { ranks: Rc::new(Twins), grad }).into();
-    let value = |tensor: &Tensor| device.download::<f32>(tensor).unwrap()[0];
     // Two chunks of a layer each, and both microbatches in flight.
     let order = CallOrder::signed(&[1.0, 2.0, 1.0, 2.0, -2.0, -1.0, -2.0, -1.0], &[1, 1]).unwrap();
-    let mut graphed = graph_callables(&pool, layers(), &[x; 2], 1, Some(order)).unwrap();
+    let mut graphed = graph_callables(&bench.pool, layers(), &[x; 2], 1, Some(order)).unwrap();
     for _ in 0..3 {
         for _ in 0..2 {
             let middle = graphed.forward(0, x).unwrap();
-            assert_eq!(value(&graphed.forward(1, middle).unwrap()), 4.0);
+            assert_eq!(bench.value(graphed.forward(1, middle).unwrap()), 4.0);
         }
         for grad in grads {
             let middle = graphed.backward(1, grad).unwrap();
-            assert_eq!(value(&graphed.backward(0, middle).unwrap()), 4.0 * value(&grad));
+            assert_eq!(bench.value(graphed.backward(0, middle).unwrap()), 4.0 * bench.value(grad));
         }
         // The second layer gets 3 and 5, the first one twice that; of two ranks.
-        assert_eq!(weight_grads.map(|grad| value(&grad)), [2.0 * 2.0 * 8.0, 2.0 * 8.0]);
+        assert_eq!(weight_grads.map(|grad| bench.value(grad)), [2.0 * 2.0 * 8.0, 2.0 * 8.0]);
     }
-    let mut graphed = graph_callables(&pool, layers(), &[x; 2], 1, None).unwrap();
+    let mut graphed = graph_callables(&bench.pool, layers(), &[x; 2], 1, None).unwrap();
     for grad in grads {
         let middle = graphed.forward(0, x).unwrap();
         graphed.forward(1, middle).unwrap();
         let middle = graphed.backward(1, grad).unwrap();
         graphed.backward(0, middle).unwrap();
-        assert_eq!(weight_grads.map(|of| value(&of)), [2.0 * 2.0 * value(&grad), 2.0 * value(&grad)]);
+        assert_eq!(weight_grads.map(|of| bench.value(of)), [2.0 * 2.0 * bench.value(grad), 2.0 * bench.value(grad)]);
     }
 }

@@ -3,37 +3,25 @@
 use std::num::NonZeroUsize;
 use std::process::Command;
 
-use device::{Area, DType, Device, Tensor, ops::Add};
-use graph_manager::{Capture, Forgotten, Pool};
+use device::Tensor;
+use graph_manager::{Capture, Forgotten, Layer};
 
-use crate::toy::checked_device;
+use super::double::Double;
+use crate::named::{Bench, bench};
 
 const THREE: NonZeroUsize = NonZeroUsize::new(3).unwrap();
 
-fn doubling(device: &Device) -> Capture<Tensor, Tensor> {
-    Capture::new(&Pool::new(device.stream("compute")), "double", 1, THREE, |cx, x: Tensor| {
-        let output = cx.tensor("output", x.shape, DType::F32)?;
-        cx.run(Add { a: x, b: x, output })?;
-        Ok(output)
-    })
-    .unwrap()
-}
-
-fn shapes(device: &Device, areas: &mut Vec<Area>) -> Vec<Tensor> {
-    let tensors = (1..=4).map(|length| {
-        let tensor = device.allocate_tensor(areas, "x", [length], DType::F32).unwrap();
-        device.zero(&tensor).unwrap();
-        tensor
-    });
-    tensors.collect()
+/// A capture that doubles, and tensors of four shapes.
+fn doubling(bench: &Bench) -> (Capture<Tensor, Tensor>, [Tensor; 4]) {
+    let double = Capture::new(&bench.pool, "double", 1, THREE, |cx, x: Tensor| Ok(Double.forward(cx, x)?.0));
+    (double.unwrap(), [1, 2, 3, 4].map(|length| bench.tensor("x", &vec![0.0; length])))
 }
 
 /// Four shapes in turn have three places: each is forgotten before it is captured.
 #[test]
 fn shapes_that_are_forgotten_before_their_capture_are_in_the_report() {
-    let (device, mut areas) = (checked_device(), Vec::new());
-    let mut double = doubling(&device);
-    let inputs = shapes(&device, &mut areas);
+    let bench = bench();
+    let (mut double, inputs) = doubling(&bench);
     for input in inputs.iter().cycle().take(400) {
         double.run(*input).unwrap();
     }
@@ -48,9 +36,9 @@ fn shapes_that_are_forgotten_before_their_capture_are_in_the_report() {
 
 #[test]
 fn shapes_that_had_their_graphs_are_forgotten_without_a_complaint() {
-    let (device, mut areas) = (checked_device(), Vec::new());
-    let mut double = doubling(&device);
-    for input in shapes(&device, &mut areas) {
+    let bench = bench();
+    let (mut double, inputs) = doubling(&bench);
+    for input in inputs {
         (0..3).for_each(|_| _ = double.run(input).unwrap());
     }
     let report = double.report();

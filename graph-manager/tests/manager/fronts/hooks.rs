@@ -5,13 +5,14 @@ use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use device::ops::Add;
-use device::{Area, DType, Device, Stream, Tensor};
+use device::{DType, Stream, Tensor};
 use graph_manager::{
     Call, CallHooks, CallOrder, Capture, Error, GraphHooks, Layer, Pool, Result, TrainingPolicy, graph_callables,
 };
 
 use super::double::Double;
-use crate::toy::checked_device;
+use crate::named::bench;
+use crate::toy::assert_refused;
 
 type Log = Rc<RefCell<Vec<String>>>;
 
@@ -50,24 +51,17 @@ impl GraphHooks for Noting {
     }
 }
 
-fn bench() -> (Device, Stream, Tensor, Vec<Area>) {
-    let (device, mut areas) = (checked_device(), Vec::new());
-    let x = device.allocate_tensor(&mut areas, "x", [4], DType::F32).unwrap();
-    device.upload(&x, &[1.0_f32; 4]).unwrap();
-    (device.clone(), device.stream("compute"), x, areas)
+/// A capture that doubles, in a pool with hooks.
+fn heard_double(compute: &Stream, log: &Log) -> Capture<Tensor, Tensor> {
+    let pool = Pool::with_hooks(compute.clone(), Rc::new(Noting(log.clone())));
+    Capture::new(&pool, "double", 1, NonZeroUsize::MIN, |cx, x: Tensor| Ok(Double.forward(cx, x)?.0)).unwrap()
 }
 
 #[test]
 fn hooks_of_graphs_are_called_at_each_turning_point() {
-    let (_device, compute, x, _areas) = bench();
-    let log = Log::default();
-    let pool = Pool::with_hooks(compute, Rc::new(Noting(log.clone())));
-    let mut double = Capture::new(&pool, "double", 1, NonZeroUsize::MIN, |cx, x: Tensor| {
-        let y = cx.tensor("y", x.shape, DType::F32)?;
-        cx.run(Add { a: x, b: x, output: y })?;
-        Ok(y)
-    })
-    .unwrap();
+    let (bench, log) = (bench(), Log::default());
+    let x = bench.one;
+    let mut double = heard_double(&bench.compute, &log);
     let heard = || std::mem::take(&mut *log.borrow_mut());
     double.run(x).unwrap();
     assert!(heard().is_empty(), "a warm-up run has no graph");
@@ -86,23 +80,16 @@ fn hooks_of_graphs_are_called_at_each_turning_point() {
 
 #[test]
 fn a_graph_that_becomes_a_part_of_another_is_not_replayed() {
-    let (device, compute, x, _areas) = bench();
-    let log = Log::default();
-    let pool = Pool::with_hooks(compute.clone(), Rc::new(Noting(log.clone())));
-    let mut double = Capture::new(&pool, "double", 1, NonZeroUsize::MIN, |cx, x: Tensor| {
-        let y = cx.tensor("y", x.shape, DType::F32)?;
-        cx.run(Add { a: x, b: x, output: y })?;
-        Ok(y)
-    })
-    .unwrap();
+    let (bench, log) = (bench(), Log::default());
+    let (x, compute) = (bench.one, &bench.compute);
+    let mut double = heard_double(compute, &log);
     (0..2).for_each(|_| _ = double.run(x).unwrap());
     log.borrow_mut().clear();
     // Inside a capture of the device, and inside a region of another pool.
     compute.begin_capture().unwrap();
     double.run(x).unwrap();
     let outer = compute.end_capture("outer").unwrap();
-    let other = Pool::new(compute.clone());
-    let mut around = Capture::new(&other, "around", 1, NonZeroUsize::MIN, move |cx, x: Tensor| {
+    let mut around = Capture::new(&bench.pool, "around", 1, NonZeroUsize::MIN, move |cx, x: Tensor| {
         let doubled = *double.run(x)?;
         let y = cx.tensor("y", x.shape, DType::F32)?;
         cx.run(Add { a: doubled, b: x, output: y })?;
@@ -110,9 +97,9 @@ fn a_graph_that_becomes_a_part_of_another_is_not_replayed() {
     })
     .unwrap();
     for _ in 0..3 {
-        assert_eq!(device.download::<f32>(&around.run(x).unwrap()).unwrap(), [3.0; 4]);
+        assert_eq!(bench.value(*around.run(x).unwrap()), 3.0);
     }
-    outer.launch(&compute).unwrap();
+    outer.launch(compute).unwrap();
     assert!(log.borrow().is_empty(), "{:?}", log.borrow());
 }
 
@@ -157,13 +144,12 @@ impl<L: Layer<TrainingPolicy, Input = Tensor, Output = Tensor, InputGrad = Tenso
 
 #[test]
 fn hooks_of_calls_get_values_and_gradients_in_each_step_outside_of_the_graphs() {
-    let (device, compute, x, mut areas) = bench();
-    let total = device.allocate_tensor(&mut areas, "total", [4], DType::F32).unwrap();
-    device.zero(&total).unwrap();
+    let bench = bench();
+    let (x, total) = (bench.one, bench.z);
     let order = CallOrder::signed(&[1.0, -1.0, -1.5], &[1]).unwrap();
-    let mut graphed = graph_callables(&Pool::new(compute.clone()), vec![Double], &[x], 1, Some(order)).unwrap();
+    let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, Some(order)).unwrap();
     let log = Log::default();
-    graphed.set_hooks(Reading { log: log.clone(), compute, total });
+    graphed.set_hooks(Reading { log: log.clone(), compute: bench.compute.clone(), total });
     for step in 1..4 {
         let y = graphed.forward(0, x).unwrap();
         graphed.backward(0, y).unwrap();
@@ -176,7 +162,7 @@ fn hooks_of_calls_get_values_and_gradients_in_each_step_outside_of_the_graphs() 
             "after weight gradients of layer 0, microbatch 0",
         ];
         assert_eq!(std::mem::take(&mut *log.borrow_mut()), expected);
-        assert_eq!(device.download::<f32>(&total).unwrap(), [4.0 * step as f32; 4]);
+        assert_eq!(bench.value(total), 4.0 * step as f32);
     }
 }
 
@@ -191,12 +177,12 @@ impl CallHooks<Double> for Refusing {
 
 #[test]
 fn an_error_of_a_hook_ends_the_call_before_its_graph_runs() {
-    let (_device, compute, x, _areas) = bench();
-    let mut graphed = graph_callables(&Pool::new(compute), vec![Double], &[x], 1, None).unwrap();
+    let bench = bench();
+    let x = bench.one;
+    let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, None).unwrap();
     graphed.set_hooks(Refusing);
     graphed.forward(0, x).unwrap();
-    let error = graphed.backward(0, x).unwrap_err().to_string();
-    assert!(error.contains("no backward of layer 0, microbatch 0"), "{error}");
+    assert_refused(graphed.backward(0, x), "no backward of layer 0, microbatch 0");
     // The backward is still due.
     struct Silent;
     impl CallHooks<Double> for Silent {}

@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use device::ops::Add;
 use device::{DType, Stream, Tensor};
-use graph_manager::{CheckReplays, Error, ManagerOptions, Result, Verification, Verified};
+use graph_manager::{Error, ManagerOptions, Result, Verification, Verified};
 
-use crate::named::{Bench, StepContext, bench, copy, fill};
+use crate::named::{Bench, StepContext, bench, compared, copy, fill};
 
 type Log<T> = Rc<RefCell<Vec<T>>>;
 
@@ -231,8 +231,7 @@ fn a_list_shows_host_calls_with_what_they_read_and_write() {
 #[test]
 fn a_step_with_host_calls_is_compared_and_verified_like_another() {
     let (bench, seen) = (bench(), Log::default());
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = bench.manager(compared());
     for number in 1..=4 {
         let verified = manager.verify("step", 1, &Verification::default(), &mut |cx| step(&bench, cx, &seen)).unwrap();
         assert_eq!(matches!(verified, Verified::Same { tensors: 3, .. }), number > 2, "{verified:?}");

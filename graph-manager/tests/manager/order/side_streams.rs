@@ -48,11 +48,7 @@ fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
                 cx.run(Copy { input: saved, output: toy.inputs.at(0) })
             })
         };
-        for seed in 0..8 {
-            toy.device.shuffle_replays(Some(seed));
-            manager.step(Mode::Train, 1, &mut step).unwrap();
-            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-        }
+        toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
     }
 }
 
@@ -73,11 +69,7 @@ fn scratch_of_a_region_is_not_poisoned_where_regions_inside_it_work_on_side_stre
                 })
             })
         };
-        for seed in 0..8 {
-            toy.device.shuffle_replays(Some(seed));
-            manager.step(Mode::Train, 1, &mut step).unwrap();
-            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-        }
+        toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
     }
 }
 
@@ -101,11 +93,7 @@ fn two_forks_joined_in_any_order_write_what_the_compute_stream_reads_eager_captu
                 cx.run(Add { a, b, output: toy.sum() })
             })
         };
-        for seed in 0..4 {
-            toy.device.shuffle_replays(Some(seed));
-            manager.step(Mode::Train, 1, &mut step).unwrap();
-            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-        }
+        toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
     }
 }
 
@@ -124,11 +112,7 @@ fn work_that_is_left_under_way_is_waited_for_by_what_reads_it_and_at_a_later_joi
             cx.run(Add { a: b, b: c, output: toy.sum() })
         })
     };
-    for seed in 0..4 {
-        toy.device.shuffle_replays(Some(seed));
-        manager.step(Mode::Train, 1, &mut step).unwrap();
-        assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-    }
+    toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
     let graph = &manager.report().graphs[0];
     let copy = graph.nodes.iter().position(|node| node.ends_with("/copy")).unwrap();
     assert_eq!(graph.dependencies[copy], [0], "the copy waits for the first fill alone: {:?}", graph.nodes);
@@ -187,11 +171,7 @@ fn a_join_of_one_side_stream_frees_nothing_that_another_reads() {
             cx.join(first)
         })
     };
-    for seed in 0..8 {
-        toy.device.shuffle_replays(Some(seed));
-        manager.step(Mode::Train, 1, &mut step).unwrap();
-        assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-    }
+    toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
 }
 
 #[test]
@@ -230,11 +210,7 @@ fn a_buffer_of_a_side_stream_lives_from_the_fork() {
                 cx.run(Copy { input: written, output: toy.inputs.at(1) })
             })
         };
-        for seed in 0..8 {
-            toy.device.shuffle_replays(Some(seed));
-            manager.step(Mode::Train, 1, &mut step).unwrap();
-            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-        }
+        toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
     }
 }
 

@@ -1,31 +1,26 @@
 //! Work that runs only if a flag says so, in steps: recorded, planned, captured, replayed, verified, and refused.
 
 use device::ops::{Accesses, Add, ClipScale, Control, Rule, SquareSum, Status, Update, UpdateTensors, When};
-use device::{Area, DType, Device, HostOptions, Tensor};
+use device::{DType, Device, HostOptions, Tensor};
 use graph_manager::{
     CudaGraphManager, EagerMemory, Error, ManagerOptions, Mempool, Result, TrainingPolicy, TrainingRegion,
     Verification, Verified,
 };
 
-use crate::named::{Bench, Manager, Named, StepContext, bench, copy, fill};
-use crate::toy::checked_device;
+use crate::named::{Bench, Manager, StepContext, bench, copy, fill};
+use crate::toy::{assert_refused, checked_device};
 
 /// A bench with flags that are 0.
 struct Flags {
     bench: Bench,
     first: Tensor,
     second: Tensor,
-    _areas: Vec<Area>,
 }
 
 fn flags() -> Flags {
-    let (bench, mut areas) = (bench(), Vec::new());
-    let [first, second] = ["first", "second"].map(|name| {
-        let flag = bench.device.allocate_tensor(&mut areas, name, [1], DType::I32).unwrap();
-        bench.device.zero(&flag).unwrap();
-        flag
-    });
-    Flags { bench, first, second, _areas: areas }
+    let bench = bench();
+    let [first, second] = ["first", "second"].map(|name| bench.flag(name, 0));
+    Flags { bench, first, second }
 }
 
 impl Flags {
@@ -198,8 +193,7 @@ fn a_buffer_of_a_body_is_refused_outside_of_it() {
     // Nor is it a result of the step.
     let mut manager = flags.bench.manager(ManagerOptions::default());
     let step = &mut |cx: &mut StepContext<'_>| cx.region("choose", (), |cx, ()| inside(cx, false));
-    let text = manager.step("step", 1, step).unwrap_err().to_string();
-    assert!(text.contains("the code outside of the step uses `choose/own`"), "{text}");
+    assert_refused(manager.step("step", 1, step), "the code outside of the step uses `choose/own`");
 }
 
 #[test]
@@ -233,10 +227,9 @@ fn a_when_may_come_again_in_a_step_with_the_buffers_that_it_has_for_itself() {
 fn a_result_that_only_a_body_writes_is_refused_when_the_step_is_recorded_also_without_a_checker() {
     let unchecked = Device::host(HostOptions::default()).unwrap();
     for device in [checked_device(), unchecked] {
-        let mut areas = Vec::new();
-        let flag = device.allocate_tensor(&mut areas, "flag", [1], DType::I32).unwrap();
-        let y = device.allocate_tensor(&mut areas, "y", [4], DType::F32).unwrap();
-        let mut manager = Manager::new(device.stream("compute"), ManagerOptions::default(), Named).unwrap();
+        let bench = Bench::on(device);
+        let (flag, y) = (bench.flag("flag", 0), bench.y);
+        let mut manager = bench.manager(ManagerOptions::default());
         let mut step = |before: bool| {
             manager.step("step", 1, &mut |cx| {
                 cx.region("choose", (), |cx, ()| {
@@ -253,7 +246,6 @@ fn a_result_that_only_a_body_writes_is_refused_when_the_step_is_recorded_also_wi
         for words in ["choose: when writes `choose/result`", "nothing has written before", "WhenBody::tensor"] {
             assert!(text.contains(words), "`{words}` is missing from: {text}");
         }
-        device.zero(&flag).unwrap();
         step(true).unwrap();
     }
 }

@@ -4,13 +4,13 @@ use std::cell::Cell;
 
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties};
 use device::ops::{Accesses, CustomOp};
-use device::{Area, DType, HostTensors, Tensor};
+use device::{DType, HostTensors, Tensor};
 use graph_manager::{
-    CheckReplays, CudaGraphManager, EagerMemory, Error, ManagerOptions, Result, TrainingPolicy, TrainingRegion,
-    Verification, Verified,
+    CudaGraphManager, EagerMemory, Error, ManagerOptions, Result, TrainingPolicy, TrainingRegion, Verification,
+    Verified,
 };
 
-use crate::named::{Bench, StepContext, bench, copy};
+use crate::named::{Bench, StepContext, bench, compared, copy};
 
 /// `y += factor * x`, of four numbers.
 #[derive(Debug)]
@@ -44,14 +44,6 @@ impl CustomOp for Axpy {
     }
 }
 
-/// A bench with a flag that is 1.
-fn flagged() -> (Bench, Tensor, Vec<Area>) {
-    let (bench, mut areas) = (bench(), Vec::new());
-    let flag = bench.device.allocate_tensor(&mut areas, "flag", [1], DType::I32).unwrap();
-    bench.device.upload(&flag, &[1]).unwrap();
-    (bench, flag, areas)
-}
-
 /// `y += factor`, by way of a buffer that the region takes and one that the inner of two bodies takes.
 fn step(bench: &Bench, flag: Tensor, cx: &mut StepContext<'_>, factor: f32) -> Result<()> {
     let Bench { y, one, .. } = *bench;
@@ -71,9 +63,9 @@ fn step(bench: &Bench, flag: Tensor, cx: &mut StepContext<'_>, factor: f32) -> R
 
 #[test]
 fn a_step_with_one_is_compared_before_each_replay_and_verified() {
-    let (bench, flag, _areas) = flagged();
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let bench = bench();
+    let flag = bench.flag("flag", 1);
+    let mut manager = bench.manager(compared());
     for number in 0..5 {
         for memory in [EagerMemory::Apart, EagerMemory::Shared] {
             let how = Verification { memory, ..Verification::default() };
@@ -88,7 +80,8 @@ fn a_step_with_one_is_compared_before_each_replay_and_verified() {
 
 #[test]
 fn a_field_of_one_that_froze_is_named() {
-    let (bench, flag, _areas) = flagged();
+    let bench = bench();
+    let flag = bench.flag("flag", 1);
     let (mut manager, factor) = (bench.manager(ManagerOptions::default()), Cell::new(2.0));
     manager.record("step", 1, &mut |cx| step(&bench, flag, cx, factor.get())).unwrap();
     (0..3).for_each(|_| manager.step("step", 1, &mut |cx| step(&bench, flag, cx, factor.get())).unwrap());
@@ -101,7 +94,8 @@ fn a_field_of_one_that_froze_is_named() {
 
 #[test]
 fn microbatches_share_a_graph_if_they_do_the_same() {
-    let (bench, flag, _areas) = flagged();
+    let bench = bench();
+    let flag = bench.flag("flag", 1);
     let Bench { y, one, .. } = bench;
     let policy = TrainingPolicy::choosing(|_| Ok(()));
     let mut manager = CudaGraphManager::new(bench.compute.clone(), ManagerOptions::default(), policy).unwrap();

@@ -1,8 +1,8 @@
 //! Operations that the first steps do, and that steps with graphs leave out.
 
-use graph_manager::{CheckReplays, ManagerOptions, Result, Verification, Verified};
+use graph_manager::{ManagerOptions, Result, Verification, Verified};
 
-use crate::named::{Bench, StepContext, bench, copy, fill};
+use crate::named::{Bench, StepContext, bench, compared, copy, fill};
 
 /// Counts the steps that make `x`, next to work that every step does.
 fn step(bench: &Bench, cx: &mut StepContext<'_>) -> Result<()> {
@@ -60,8 +60,7 @@ fn a_region_of_early_operations_alone_is_empty_in_steps_with_graphs() {
 #[test]
 fn code_that_no_longer_calls_an_operation_early_makes_another_list() {
     let bench = bench();
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = bench.manager(compared());
     let mut early = |early: bool| {
         manager.step("step", 1, &mut |cx| {
             cx.region(

@@ -10,7 +10,7 @@ use device::ops::{Add, Copy, Fill};
 use device::{DType, Op};
 use graph_manager::{ManagerOptions, Mempool, Piece, PieceEntry, Result, StepPass, Then};
 
-use crate::toy::{Mode, Region, StepContext, Toy, ToyPolicy, WIDTH, toy, toy_with};
+use crate::toy::{Mode, Region, StepContext, Toy, ToyPolicy, WIDTH, assert_refused, toy, toy_with};
 
 /// A pass made of a function.
 struct Of<F>(F);
@@ -64,11 +64,7 @@ fn what_a_queue_reads_is_kept_until_the_region_ends_and_later_regions_see_what_i
             })?;
             cx.region(forward(1, 0), (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.sums.at(1) }))
         };
-        for seed in 0..8 {
-            toy.device.shuffle_replays(Some(seed));
-            manager.step(Mode::Train, 1, &mut step).unwrap();
-            assert_eq!(toy.device.download::<f32>(&toy.sums.at(1)).unwrap(), vec![6.0; WIDTH]);
-        }
+        toy.assert_gives(&mut manager, &mut step, toy.sums.at(1), 6.0);
     }
 }
 
@@ -84,11 +80,7 @@ fn what_writes_what_a_queue_reads_waits_for_it() {
             cx.run(Fill { output: toy.inputs.at(0), value: 0.0 })
         })
     };
-    for seed in 0..8 {
-        toy.device.shuffle_replays(Some(seed));
-        manager.step(Mode::Train, 1, &mut step).unwrap();
-        assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
-    }
+    toy.assert_gives(&mut manager, &mut step, toy.sum(), 3.0);
 }
 
 /// Two forwards, with sums that go on past their ends, then a backward.
@@ -148,11 +140,7 @@ fn what_reads_what_a_queue_writes_waits_for_it_whatever_the_pass_says() {
                 cx.region(forward(1, 0), (), |cx, ()| cx.run(Copy { input: toy.sum(), output: toy.sums.at(1) }))
             })
         };
-        for seed in 0..8 {
-            toy.device.shuffle_replays(Some(seed));
-            manager.step(Mode::Train, 1, &mut step).unwrap();
-            assert_eq!(toy.device.download::<f32>(&toy.sums.at(1)).unwrap(), vec![3.0; WIDTH]);
-        }
+        toy.assert_gives(&mut manager, &mut step, toy.sums.at(1), 3.0);
     }
 }
 
@@ -195,16 +183,16 @@ fn operations_that_do_not_meet_may_change_places() {
 
 #[test]
 fn operations_that_meet_in_memory_must_not_change_places() {
-    let error = recorded(|piece| {
+    let refused = recorded(|piece| {
         if is_first(piece) {
             piece.entries.swap(0, 1);
         }
-    })
-    .unwrap_err()
-    .to_string();
-    let expected = "forward of layer 0, microbatch 0: the pass `test` has put `copy` before `fill`, which it comes after, \
-                    and the two meet in memory";
-    assert!(error.contains(expected), "{error}");
+    });
+    assert_refused(
+        refused,
+        "forward of layer 0, microbatch 0: the pass `test` has put `copy` before `fill`, which it comes after, \
+                    and the two meet in memory",
+    );
 }
 
 #[test]
@@ -218,16 +206,12 @@ fn an_operation_must_not_be_kept_past_one_that_it_meets() {
         }
     };
     // The copy and the second region write the same bytes.
-    let error = recorded(keep(1)).unwrap_err().to_string();
     let expected = "forward of layer 1, microbatch 0: the pass `test` has put `fill` before `copy`";
-    assert!(error.contains(expected), "{error}");
+    assert_refused(recorded(keep(1)), expected);
     kept.borrow_mut().clear();
     // In the same piece already.
-    let error = recorded(keep(0)).unwrap_err().to_string();
-    assert!(
-        error.contains("forward of layer 0, microbatch 0: the pass `test` has put `copy` before `fill`"),
-        "{error}"
-    );
+    let expected = "forward of layer 0, microbatch 0: the pass `test` has put `copy` before `fill`";
+    assert_refused(recorded(keep(0)), expected);
     kept.borrow_mut().clear();
     // Nothing meets the last fill.
     let text = recorded(keep(2)).unwrap();
@@ -236,15 +220,15 @@ fn an_operation_must_not_be_kept_past_one_that_it_meets() {
 
 #[test]
 fn an_operation_that_a_pass_loses_is_named() {
-    let error = recorded(|piece| {
+    let refused = recorded(|piece| {
         if is_first(piece) {
             piece.entries.remove(2);
         }
-    })
-    .unwrap_err()
-    .to_string();
-    let expected = "forward of layer 0, microbatch 0: the pass `test` kept `fill`, and the step ends without it";
-    assert!(error.contains(expected), "{error}");
+    });
+    assert_refused(
+        refused,
+        "forward of layer 0, microbatch 0: the pass `test` kept `fill`, and the step ends without it",
+    );
 }
 
 #[test]
@@ -297,26 +281,21 @@ fn an_operation_may_begin_before_the_code_submits_it() {
 
 #[test]
 fn an_operation_must_not_begin_before_one_that_it_meets() {
-    let error = recorded(ahead(1, true)).unwrap_err().to_string();
     let expected = "forward of layer 0, microbatch 0: the pass `test` has put `fill` before `copy`";
-    assert!(error.contains(expected), "{error}");
+    assert_refused(recorded(ahead(1, true)), expected);
 }
 
 #[test]
 fn an_operation_that_begins_and_is_not_taken_out_of_its_place_is_refused() {
-    let error = recorded(ahead(3, false)).unwrap_err().to_string();
     // The code's own comes after it, and writes the same bytes.
-    assert!(error.contains("the pass `test` has put `fill` before `fill`"), "{error}");
-    let error = recorded(|piece| {
+    assert_refused(recorded(ahead(3, false)), "the pass `test` has put `fill` before `fill`");
+    let refused = recorded(|piece| {
         if is_first(piece) {
             let output = piece.entries[2].accesses().writes[0];
             piece.entries.push(PieceEntry::ahead(Fill { output, value: 1.0 }));
         }
-    })
-    .unwrap_err()
-    .to_string();
-    let expected = "forward of layer 0, microbatch 0: the pass `test` began `fill` ahead, and it never comes";
-    assert!(error.contains(expected), "{error}");
+    });
+    assert_refused(refused, "forward of layer 0, microbatch 0: the pass `test` began `fill` ahead, and it never comes");
 }
 
 #[test]
@@ -339,9 +318,8 @@ fn work_that_takes_its_place_at_once_must_not_overtake_what_a_pass_keeps() {
                 direct(&toy, cx)
             })
         });
-        let error = recorded.unwrap_err().to_string();
         let expected = format!("inputs of microbatch 0: the pass `test` has put `{name}` before `copy`");
-        assert!(error.contains(&expected), "{error}");
+        assert_refused(recorded, &expected);
     }
 }
 
@@ -422,6 +400,5 @@ fn an_early_operation_may_come_again_past_what_reads_its_result_and_not_before_w
         })
     };
     recorded(false).unwrap();
-    let error = recorded(true).unwrap_err().to_string();
-    assert!(error.contains("the pass `test` has put `copy` before `fill`"), "{error}");
+    assert_refused(recorded(true), "the pass `test` has put `copy` before `fill`");
 }

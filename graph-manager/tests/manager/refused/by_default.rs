@@ -8,58 +8,39 @@ use std::sync::{Arc, Mutex};
 
 use device::cuda::CudaOptions;
 use device::ops::{Add, Copy, CustomOp, Dropout, DropoutSite, Fill};
-use device::{Accesses, Area, DType, Device, HostOptions, HostTensors, Tensor};
+use device::{Accesses, DType, Device, HostOptions, HostTensors, Tensor};
 use graph_manager::{
-    CallOrder, Capture, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Masks, Policy, Pool, RandomState,
-    Result, StepContext, TrainingPolicy, TrainingRegion, graph_callables,
+    CallOrder, Capture, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Masks, Policy, RandomState, Result,
+    StepContext, TrainingPolicy, TrainingRegion, graph_callables,
 };
 
 use crate::fronts::double::Double;
+use crate::named::Bench;
 use crate::toy::{assert_refused, on_gpu};
 
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
-const WIDTH: usize = 64;
 
-struct Bench {
-    device: Device,
-    pool: Pool,
-    areas: Vec<Area>,
-}
-
-/// The device of a program that sets no option.
+/// On the device of a program that sets no option.
 fn bench() -> Bench {
-    let device = match on_gpu() {
+    Bench::on(match on_gpu() {
         true => Device::cuda(CudaOptions::default()).unwrap(),
         false => Device::host(HostOptions::default()).unwrap(),
-    };
-    Bench { pool: Pool::new(device.stream("compute")), device, areas: Vec::new() }
+    })
 }
 
-impl Bench {
-    fn tensor(&mut self, name: &str, value: f32) -> Tensor {
-        let tensor = self.device.allocate_tensor(&mut self.areas, name, [1, 1, WIDTH], DType::F32).unwrap();
-        self.device.upload(&tensor, &[value; WIDTH]).unwrap();
-        tensor
-    }
+fn manager(bench: &Bench) -> CudaGraphManager<TrainingPolicy> {
+    CudaGraphManager::in_pool(&bench.pool, ManagerOptions::default(), TrainingPolicy::default()).unwrap()
+}
 
-    fn value(&self, tensor: &Tensor) -> f32 {
-        self.device.download::<f32>(tensor).unwrap()[0]
-    }
-
-    fn manager(&self) -> CudaGraphManager<TrainingPolicy> {
-        CudaGraphManager::in_pool(&self.pool, ManagerOptions::default(), TrainingPolicy::default()).unwrap()
-    }
-
-    fn double(&self) -> Capture<Tensor, Tensor> {
-        Capture::new(&self.pool, "double", 1, ONE, |cx, x: Tensor| Ok(Double.forward(cx, x)?.0)).unwrap()
-    }
+fn double(bench: &Bench) -> Capture<Tensor, Tensor> {
+    Capture::new(&bench.pool, "double", 1, ONE, |cx, x: Tensor| Ok(Double.forward(cx, x)?.0)).unwrap()
 }
 
 /// Runs `body` with the number of the step, for two steps: the second one is the first that would not call it.
 fn second_step(body: impl Fn(&mut StepContext<'_, TrainingPolicy>, usize, [Tensor; 2]) -> Result<()>) -> Result<()> {
-    let mut bench = bench();
-    let tensors = [bench.tensor("first", 1.0), bench.tensor("second", 2.0)];
-    let mut manager = bench.manager();
+    let bench = bench();
+    let tensors = [bench.one, bench.x];
+    let mut manager = manager(&bench);
     manager.step("train", 1, &mut |cx| body(cx, 0, tensors)).unwrap();
     let refused = manager.step("train", 1, &mut |cx| body(cx, 1, tensors));
     assert!(manager.step("train", 1, &mut |cx| body(cx, 1, tensors)).is_err(), "it is refused until it is the same");
@@ -81,8 +62,8 @@ fn a_host_scalar_that_changes_is_refused_in_a_manager_and_in_a_capture() {
         cx.region(TrainingRegion::Once("fill"), (), |cx, ()| cx.run(Fill { output: x, value: step as f32 }))
     });
     assert_refused(scalar, "fill: operation 0, `fill`: `value` was 0.0 when recorded and is now 1.0");
-    let mut bench = bench();
-    let (x, step) = (bench.tensor("x", 0.0), Rc::new(Cell::new(0.0)));
+    let bench = bench();
+    let (x, step) = (bench.x, Rc::new(Cell::new(0.0)));
     let now = step.clone();
     let fill = move |cx: &mut StepContext<'_, _>, ()| cx.run(Fill { output: x, value: now.get() });
     let mut capture = Capture::new(&bench.pool, "fill", 1, ONE, fill).unwrap();
@@ -133,8 +114,8 @@ impl<P: Policy> Layer<P> for Counts {
 
 #[test]
 fn a_layer_that_does_something_else_at_each_call_is_refused_when_it_is_graphed() {
-    let mut bench = bench();
-    let x = bench.tensor("x", 1.0);
+    let bench = bench();
+    let x = bench.one;
     let order = CallOrder::signed(&[1.0, -1.0], &[1]).unwrap();
     let graphed = graph_callables(&bench.pool, vec![Counts(Cell::new(0.0))], &[x], 1, Some(order));
     assert_refused(graphed, "forward of layer 0, microbatch 0: operation 1, `fill`: `value` was 0.0");
@@ -142,8 +123,8 @@ fn a_layer_that_does_something_else_at_each_call_is_refused_when_it_is_graphed()
 
 #[test]
 fn a_backward_after_two_forwards_is_refused_without_an_order() {
-    let mut bench = bench();
-    let (x, y) = (bench.tensor("x", 1.0), bench.tensor("y", 5.0));
+    let bench = bench();
+    let (x, y) = (bench.one, bench.filled(5.0));
     let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, None).unwrap();
     for _ in 0..2 {
         graphed.forward(0, x).unwrap();
@@ -155,7 +136,7 @@ fn a_backward_after_two_forwards_is_refused_without_an_order() {
         assert_refused(graphed.backward(0, x), "the backward of layer 0 was called, and no forward comes before it");
         graphed.forward(0, y).unwrap();
         let grad = graphed.backward(0, y).unwrap();
-        assert_eq!(bench.value(&grad), 10.0);
+        assert_eq!(bench.value(grad), 10.0);
         assert_refused(graphed.backward(0, x), "the backward of layer 0 was called, and no forward comes before it");
     }
     // The first value that a backward needs is that of its microbatch with an order.
@@ -163,6 +144,11 @@ fn a_backward_after_two_forwards_is_refused_without_an_order() {
     let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, Some(order)).unwrap();
     (0..2).for_each(|_| _ = graphed.forward(0, x).unwrap());
     (0..2).for_each(|_| _ = graphed.backward(0, x).unwrap());
+}
+
+/// What [`Drops`] takes.
+fn ones(bench: &Bench) -> Tensor {
+    bench.tensor("ones", &[1.0; 64]).reshape([1, 1, 64])
 }
 
 /// Drops half of the values, each microbatch with a record of its own if there are as many.
@@ -198,24 +184,24 @@ impl<P: Policy> Layer<P> for Drops {
 }
 
 /// Graphed layers in the order of a pipeline with three microbatches in flight.
-fn three_in_flight(bench: &mut Bench, records: usize) -> Result<(GraphedCallables<Drops>, RandomState)> {
+fn three_in_flight(bench: &Bench, records: usize) -> Result<(GraphedCallables<Drops>, RandomState)> {
     let random = RandomState::new(&bench.pool, 1, NonZeroUsize::new(3).unwrap())?;
     let order = CallOrder::signed(&[1.0, 1.0, 1.0, -1.0, 1.0, -1.0, -1.0, -1.0], &[1])?;
-    let x = bench.tensor("x", 1.0);
+    let x = ones(bench);
     Ok((graph_callables(&bench.pool, vec![Drops::new(&random, records)], &[x], 1, Some(order))?, random))
 }
 
 #[test]
 fn one_record_for_two_microbatches_in_flight_is_refused() {
-    let mut bench = bench();
+    let bench = bench();
     for records in [1, 2] {
-        let refused = three_in_flight(&mut bench, records).map(drop);
+        let refused = three_in_flight(&bench, records).map(drop);
         let words = "backward of layer 0, microbatch 0 and forward of layer 0, microbatch";
         let both = "are in flight at once, and both use record 0 of a RandomState";
         assert_refused(refused, &format!("{words} {records} {both}"));
     }
-    let (mut graphed, mut random) = three_in_flight(&mut bench, 3).unwrap();
-    let x = bench.tensor("x", 1.0);
+    let (mut graphed, mut random) = three_in_flight(&bench, 3).unwrap();
+    let x = ones(&bench);
     for _ in 0..2 {
         let mut seen: Vec<(Vec<f32>, Masks)> = Vec::new();
         let mut forward = |graphed: &mut GraphedCallables<Drops>, microbatch: usize| {
@@ -262,8 +248,8 @@ fn told(code: impl FnOnce()) -> usize {
 
 #[test]
 fn random_numbers_that_repeat_are_told_once() {
-    let mut bench = bench();
-    let x = bench.tensor("x", 1.0);
+    let bench = bench();
+    let x = ones(&bench);
     for (draws, times) in [(true, 0), (false, 1)] {
         let mut random = RandomState::new(&bench.pool, 1, ONE).unwrap();
         let drops = Drops::new(&random, 1);
@@ -291,28 +277,28 @@ fn random_numbers_that_repeat_are_told_once() {
 
 #[test]
 fn a_result_that_another_stream_reads_without_a_wait_is_refused() {
-    let mut bench = bench();
-    let (x, y) = (bench.tensor("x", 1.0), bench.tensor("y", 0.0));
+    let bench = bench();
+    let (x, y) = (bench.one, bench.y);
     let other = bench.device.stream("other");
-    let mut double = bench.double();
+    let mut double = double(&bench);
     for _ in 0..3 {
         let result = *double.run(x).unwrap();
         let words = "on different streams are not ordered. Fix: record an event after";
         assert_refused(other.submit(Copy { input: result, output: y }).map_err(Into::into), words);
         let done = bench.device.event();
-        bench.pool.compute().record(&done).unwrap();
+        bench.compute.record(&done).unwrap();
         other.wait(&done).unwrap();
         other.submit(Copy { input: result, output: y }).unwrap();
         other.record(&done).unwrap();
-        bench.pool.compute().wait(&done).unwrap();
+        bench.compute.wait(&done).unwrap();
     }
-    assert_eq!(bench.value(&y), 2.0);
+    assert_eq!(bench.value(y), 2.0);
 }
 
 #[test]
 fn raw_graphs_that_share_scratch_on_two_streams_are_refused() {
-    let mut bench = bench();
-    let (x, scratch) = (bench.tensor("x", 1.0), bench.tensor("scratch", 0.0));
+    let bench = bench();
+    let (x, scratch) = (bench.one, bench.x);
     let streams = ["one", "other"].map(|name| bench.device.stream(name));
     let graphs = streams.each_ref().map(|stream| {
         stream.begin_capture().unwrap();
@@ -322,38 +308,38 @@ fn raw_graphs_that_share_scratch_on_two_streams_are_refused() {
     });
     bench.device.synchronize().unwrap();
     graphs[0].launch(&streams[0]).unwrap();
-    assert_refused(graphs[1].launch(&streams[1]).map_err(Into::into), "race on buffer `scratch`");
+    assert_refused(graphs[1].launch(&streams[1]).map_err(Into::into), "race on buffer `x`");
 }
 
 #[test]
 fn a_result_that_is_kept_beyond_the_next_run_is_refused() {
-    let mut bench = bench();
-    let (x, y) = (bench.tensor("x", 1.0), bench.tensor("y", 0.0));
+    let bench = bench();
+    let (x, y) = (bench.one, bench.y);
     let stale = |read: Result<()>| assert_refused(read, "of an earlier run, and");
-    let copy = |bench: &Bench, input| bench.pool.compute().submit(Copy { input, output: y }).map_err(Into::into);
-    let mut double = bench.double();
+    let copy = |bench: &Bench, input| bench.compute.submit(Copy { input, output: y }).map_err(Into::into);
+    let mut double = double(&bench);
     let mut before = *double.run(x).unwrap();
     for _ in 0..20 {
         let now = *double.run(x).unwrap();
-        assert_eq!((now.address, bench.value(&now)), (before.address, 2.0));
+        assert_eq!((now.address, bench.value(now)), (before.address, 2.0));
         stale(copy(&bench, before));
         before = now;
     }
     // A result may be changed in place, and a graph that names it reads what is there.
-    bench.pool.compute().submit(Fill { output: before, value: 5.0 }).unwrap();
-    assert_eq!(bench.value(&before), 5.0);
+    bench.compute.submit(Fill { output: before, value: 5.0 }).unwrap();
+    assert_eq!(bench.value(before), 5.0);
     let code = move |cx: &mut StepContext<'_, _>, ()| Ok(Double.forward(cx, before)?.0);
     let mut reader = Capture::new(&bench.pool, "reader", 1, ONE, code).unwrap();
     for _ in 0..4 {
         _ = double.run(x).unwrap();
-        assert_eq!(bench.value(&reader.run(()).unwrap()), 4.0);
+        assert_eq!(bench.value(*reader.run(()).unwrap()), 4.0);
     }
     let mut graphed = graph_callables(&bench.pool, vec![Double], &[x], 1, None).unwrap();
     let kept = graphed.forward(0, x).unwrap();
     graphed.backward(0, kept).unwrap();
     graphed.forward(0, x).unwrap();
     stale(copy(&bench, kept));
-    let mut manager = bench.manager();
+    let mut manager = manager(&bench);
     let mut step = || {
         manager.step("train", 1, &mut |cx| {
             cx.region(TrainingRegion::Once("double"), x, |cx, x| Ok(Double.forward(cx, x)?.0))
@@ -391,8 +377,8 @@ fn the_address_of_a_planned_tensor_as_a_number_is_refused_when_it_is_recorded() 
     if on_gpu() {
         return; // The operation has no side for it.
     }
-    let mut bench = bench();
-    let x = bench.tensor("x", 1.0);
+    let bench = bench();
+    let x = bench.one;
     for raw in [true, false] {
         let code = move |cx: &mut StepContext<'_, _>, from: Tensor| {
             let to = cx.tensor("to", from.shape, DType::F32)?;

@@ -9,8 +9,8 @@ use device::ops::{Accesses, Copy, CustomOp, Fill, Poison};
 use device::{CheckError, DType, HostTensors, Tensor};
 use graph_manager::{CheckReplays, Error, ManagerOptions, Result};
 
-use crate::named::{Bench, StepContext, bench, copy, fill};
-use crate::toy::{Mode, Region, WIDTH, toy};
+use crate::named::{Bench, StepContext, bench, compared, copy, fill};
+use crate::toy::{Mode, Region, WIDTH, assert_refused, toy};
 
 /// Runs steps with a captured region that calls `code` with the number of the step, counted from 0. Returns the number
 /// and the error of the first step that fails.
@@ -113,7 +113,7 @@ fn a_buffer_that_changes_size_is_named() {
 #[test]
 fn another_order_of_regions_names_what_was_expected_and_what_came() {
     let toy = toy();
-    let mut manager = toy.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = toy.manager(compared());
     for _ in 0..3 {
         toy.train(&mut manager, 2, 0).unwrap();
     }
@@ -132,11 +132,10 @@ fn another_order_of_regions_names_what_was_expected_and_what_came() {
 #[test]
 fn a_step_that_ends_early_is_out_of_order_too() {
     let toy = toy();
-    let mut manager = toy.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = toy.manager(compared());
     toy.train(&mut manager, 2, 0).unwrap();
     let mut half = |cx: &mut crate::toy::StepContext<'_>| cx.region(Region::Step, (), |_, ()| Ok(()));
-    let error = manager.step(Mode::Train, 2, &mut half).unwrap_err().to_string();
-    assert!(error.contains("expects `begin`, got `the end of the step`"), "{error}");
+    assert_refused(manager.step(Mode::Train, 2, &mut half), "expects `begin`, got `the end of the step`");
 }
 
 #[test]
@@ -223,8 +222,7 @@ fn a_region_with_more_fewer_or_other_inputs_is_refused_where_it_copies_or_uses_t
 fn code_that_fails_or_allocates_where_it_is_called_again_runs_nothing_and_the_next_step_works() {
     let bench = bench();
     let (fails, allocates) = (Cell::new(false), Cell::new(false));
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = bench.manager(compared());
     let mut step = || {
         manager.step("step", 1, &mut |cx| {
             cx.region("work", (), |cx, ()| {
@@ -311,8 +309,7 @@ fn an_operation_that_fails_while_a_region_is_captured_leaves_the_stream_free() {
 #[test]
 fn comparing_steps_uses_up_no_numbers_of_buffers() {
     let bench = bench();
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = bench.manager(compared());
     let mut step = || {
         let body = &mut |cx: &mut StepContext<'_>| {
             cx.region("work", (), |cx, ()| {

@@ -5,22 +5,11 @@ use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use device::ops::{Add, Control, Fill, Rule, Status, Update};
-use device::{DType, Device, HostOptions, Tensor};
-use graph_manager::{CaptureAll, CheckReplays, CudaGraphManager, Error, ManagerOptions, Mempool};
+use device::{DType, Device, HostOptions};
+use graph_manager::{CheckReplays, Error, ManagerOptions, Mempool};
 
-use crate::toy::{Mode, ToyPolicy, checked_device, toy, toy_with};
-
-type Manager = CudaGraphManager<CaptureAll<&'static str>>;
-
-/// A device with one tensor of four elements, and a manager on it.
-fn small(options: ManagerOptions) -> (Device, Tensor, device::Area, Manager) {
-    let device = checked_device();
-    let area = device.allocate("x", 16).unwrap();
-    let x = area.tensor("x", 0, [4], DType::F32);
-    device.zero(&x).unwrap();
-    let manager = Manager::new(device.stream("compute"), options, CaptureAll::default()).unwrap();
-    (device, x, area, manager)
-}
+use crate::named::{Bench, bench, fill};
+use crate::toy::{Mode, ToyPolicy, assert_refused, toy, toy_with};
 
 #[test]
 fn checking_replays_changes_no_bit_and_finds_nothing_in_a_sound_step() {
@@ -37,13 +26,14 @@ fn checking_replays_changes_no_bit_and_finds_nothing_in_a_sound_step() {
 
 #[test]
 fn an_error_that_a_region_passes_up_names_the_region() {
-    let (device, x, _area, mut manager) = small(ManagerOptions::default());
-    let compute = device.stream("other");
+    let bench = bench();
+    let (x, other) = (bench.x, bench.device.stream("other"));
+    let mut manager = bench.manager(ManagerOptions::default());
     let error = manager.step("step", 1, &mut |cx| {
         cx.region("outer", (), |cx, ()| {
             cx.region("work", (), |_, ()| {
                 // Not through the context, so the device knows no region.
-                Ok(compute.submit(Add { a: x, b: x, output: x.at(0) })?)
+                Ok(other.submit(Add { a: x, b: x, output: x.at(0) })?)
             })
         })
     });
@@ -52,10 +42,11 @@ fn an_error_that_a_region_passes_up_names_the_region() {
 
 #[test]
 fn a_region_that_submits_nothing_has_no_graph() {
-    let (_device, x, _area, mut manager) = small(ManagerOptions::default());
+    let bench = bench();
+    let mut manager = bench.manager(ManagerOptions::default());
     for _ in 0..3 {
         let step = manager.step("step", 1, &mut |cx| {
-            cx.region("work", (), |cx, ()| cx.run(Fill { output: x, value: 1.0 }))?;
+            cx.region("work", (), |cx, ()| cx.run(fill(bench.x, 1.0)))?;
             cx.region("nothing", (), |_, ()| Ok(()))
         });
         step.unwrap();
@@ -67,15 +58,14 @@ fn a_region_that_submits_nothing_has_no_graph() {
 
 #[test]
 fn an_update_without_clip_scale_before_it_is_refused_while_it_is_recorded() {
-    let (device, _, _area, mut manager) = small(ManagerOptions::default());
-    let mut areas = Vec::new();
-    let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8).unwrap();
-    let status = device.allocate_tensor(&mut areas, "status", [size_of::<Status>()], DType::U8).unwrap();
+    let (bench, mut areas) = (bench(), Vec::new());
+    let mut manager = bench.manager(ManagerOptions::default());
+    let control = bench.device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8).unwrap();
+    let status = bench.device.allocate_tensor(&mut areas, "status", [size_of::<Status>()], DType::U8).unwrap();
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let update = Update { rule, tensors: Default::default(), control, status };
     let error = manager.step("step", 1, &mut |cx| cx.region("update", (), |cx, ()| cx.run(update.clone())));
-    let text = error.unwrap_err().to_string();
-    assert!(text.contains("update: adamw: no clip_scale comes before it"), "{text}");
+    assert_refused(error, "update: adamw: no clip_scale comes before it");
 }
 
 #[test]
@@ -180,8 +170,8 @@ fn a_hundred_cycles_of_capture_and_reset_leak_no_memory() {
 
 #[test]
 fn out_of_memory_says_what_the_other_pool_would_need() {
-    let device = Device::host(HostOptions::default()).unwrap();
-    let mut manager = Manager::new(device.stream("compute"), ManagerOptions::default(), CaptureAll::default()).unwrap();
+    let bench = Bench::on(Device::host(HostOptions::default()).unwrap());
+    let mut manager = bench.manager(ManagerOptions::default());
     let error = manager.step("step", 1, &mut |cx| {
         let huge = cx.region("make", (), |cx, ()| {
             let huge = cx.tensor("huge", [1 << 40, 1 << 10], DType::F32)?;

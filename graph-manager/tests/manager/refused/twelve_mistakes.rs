@@ -5,28 +5,16 @@ use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use device::ops::{Add, Fill};
-use device::{Area, DType, Device, Stream, Tensor};
+use device::{DType, Tensor};
 use graph_manager::{
     ByHand, CallOrder, Capture, CheckReplays, CudaGraphManager, GraphedCallables, Layer, ManagerOptions, Policy, Pool,
     Result, StepContext, TrainingPolicy, TrainingRegion, graph_callables,
 };
 
-use crate::toy::{assert_refused, checked_device};
+use crate::named::{Bench, bench, compared};
+use crate::toy::assert_refused;
 
 const ONE: NonZeroUsize = NonZeroUsize::MIN;
-
-struct Bench {
-    device: Device,
-    compute: Stream,
-    pool: Pool,
-    areas: Vec<Area>,
-}
-
-fn bench() -> Bench {
-    let device = checked_device();
-    let compute = device.stream("compute");
-    Bench { pool: Pool::new(compute.clone()), compute, device, areas: Vec::new() }
-}
 
 /// Code that is run in the middle of a layer, of a capture, or of a region.
 type Code = Rc<dyn Fn() -> Result<()>>;
@@ -56,43 +44,35 @@ fn nothing() -> Code {
     Rc::new(|| Ok(()))
 }
 
-impl Bench {
-    fn tensor(&mut self, name: &str, length: usize) -> Tensor {
-        let tensor = self.device.allocate_tensor(&mut self.areas, name, [length], DType::F32).unwrap();
-        self.device.upload(&tensor, &vec![1.0_f32; length]).unwrap();
-        tensor
-    }
-
-    fn capture(&self, pool: &Pool, name: &'static str, code: Code) -> Capture<Tensor, Tensor> {
-        let double = Double(code);
-        Capture::new(pool, name, 1, ONE, move |cx, x: Tensor| Ok(double.forward(cx, x)?.0)).unwrap()
-    }
-
-    fn callables(&mut self, code: Code, order: Option<&[f32]>) -> Result<GraphedCallables<Double>> {
-        let (sample, order) = (self.tensor("x", 4), order.map(|order| CallOrder::signed(order, &[1, 1]).unwrap()));
-        let layers = vec![Double(code.clone()), Double(code)];
-        graph_callables(&self.pool, layers, &[sample; 2], 1, order)
-    }
-
-    fn manager(&self, options: ManagerOptions) -> CudaGraphManager<TrainingPolicy> {
-        CudaGraphManager::new(self.compute.clone(), options, TrainingPolicy::default()).unwrap()
-    }
-
-    /// The errors of the code in a capture, in graphed layers, and in a manager's region.
-    fn in_each_front(&mut self, code: impl Fn() -> Result<()> + 'static) -> [String; 3] {
-        let (code, x): (Code, Tensor) = (Rc::new(code), self.tensor("x", 4));
-        let of_capture = self.capture(&self.pool, "double", code.clone()).run(x).unwrap_err();
-        let of_callables = self.callables(code.clone(), None).err().unwrap();
-        let region = TrainingRegion::of_microbatch("loss", 0);
-        let double = Double(code);
-        let mut step =
-            |cx: &mut StepContext<'_, TrainingPolicy>| cx.region(region, x, |cx, x| Ok(double.forward(cx, x)?.0));
-        let of_manager = self.manager(ManagerOptions::default()).step("train", 1, &mut step).unwrap_err();
-        [of_capture, of_callables, of_manager].map(|error| error.to_string())
-    }
+fn capture(pool: &Pool, name: &'static str, code: Code) -> Capture<Tensor, Tensor> {
+    let double = Double(code);
+    Capture::new(pool, name, 1, ONE, move |cx, x: Tensor| Ok(double.forward(cx, x)?.0)).unwrap()
 }
 
-/// The regions of [`Bench::in_each_front`], in the words of each front.
+fn callables(bench: &Bench, code: Code, order: Option<&[f32]>) -> Result<GraphedCallables<Double>> {
+    let order = order.map(|order| CallOrder::signed(order, &[1, 1]).unwrap());
+    let layers = vec![Double(code.clone()), Double(code)];
+    graph_callables(&bench.pool, layers, &[bench.one; 2], 1, order)
+}
+
+fn manager(bench: &Bench, options: ManagerOptions) -> CudaGraphManager<TrainingPolicy> {
+    CudaGraphManager::new(bench.compute.clone(), options, TrainingPolicy::default()).unwrap()
+}
+
+/// The errors of the code in a capture, in graphed layers, and in a manager's region.
+fn in_each_front(bench: &Bench, code: impl Fn() -> Result<()> + 'static) -> [String; 3] {
+    let (code, x): (Code, Tensor) = (Rc::new(code), bench.one);
+    let of_capture = capture(&bench.pool, "double", code.clone()).run(x).unwrap_err();
+    let of_callables = callables(bench, code.clone(), None).err().unwrap();
+    let region = TrainingRegion::of_microbatch("loss", 0);
+    let double = Double(code);
+    let mut step =
+        |cx: &mut StepContext<'_, TrainingPolicy>| cx.region(region, x, |cx, x| Ok(double.forward(cx, x)?.0));
+    let of_manager = manager(bench, ManagerOptions::default()).step("train", 1, &mut step).unwrap_err();
+    [of_capture, of_callables, of_manager].map(|error| error.to_string())
+}
+
+/// The regions of [`in_each_front`], in the words of each front.
 const REGIONS: [&str; 3] = ["double", "forward of layer 0, microbatch 0", "loss of microbatch 0"];
 
 #[track_caller]
@@ -104,9 +84,9 @@ fn assert_begins(errors: [String; 3], problem: &str) {
 
 #[test]
 fn mistake_1_calls_in_another_order() {
-    let mut bench = bench();
-    let x = bench.tensor("x", 4);
-    let mut graphed = bench.callables(nothing(), Some(&[1.0, 2.0, -2.0, -1.0])).unwrap();
+    let bench = bench();
+    let x = bench.one;
+    let mut graphed = callables(&bench, nothing(), Some(&[1.0, 2.0, -2.0, -1.0])).unwrap();
     graphed.forward(0, x).unwrap();
     let words = "call 1 of a step was the backward of layer 0, microbatch 0, and the order has the forward of layer 1, \
                  microbatch 0 there. Rule: graphed layers share memory in the order of their capture";
@@ -119,11 +99,11 @@ fn mistake_1_calls_in_another_order() {
 
 #[test]
 fn mistake_2_an_input_or_a_weight_that_was_freed() {
-    let mut bench = bench();
+    let bench = bench();
     let area = bench.device.allocate("gone", 16).unwrap();
     let gone = area.tensor("gone", 0, [4], DType::F32);
     bench.device.zero(&gone).unwrap();
-    let x = bench.tensor("x", 4);
+    let x = bench.one;
     let mut add = Capture::new(&bench.pool, "add", 1, ONE, move |cx, x: Tensor| {
         let y = cx.tensor("y", x.shape, DType::F32)?;
         cx.run(Add { a: x, b: gone, output: y })?;
@@ -131,9 +111,9 @@ fn mistake_2_an_input_or_a_weight_that_was_freed() {
     })
     .unwrap();
     (0..2).for_each(|_| _ = add.run(x).unwrap());
-    let mut double = bench.capture(&bench.pool, "double", nothing());
+    let mut double = capture(&bench.pool, "double", nothing());
     (0..2).for_each(|_| _ = double.run(gone).unwrap());
-    let mut graphed = bench.callables(nothing(), None).unwrap();
+    let mut graphed = callables(&bench, nothing(), None).unwrap();
     drop(area);
     let of_input = [double.run(gone).unwrap_err().to_string(), graphed.forward(0, gone).unwrap_err().to_string()];
     for (error, region) in of_input.iter().zip(["double", "forward of layer 0, microbatch 0"]) {
@@ -145,23 +125,22 @@ fn mistake_2_an_input_or_a_weight_that_was_freed() {
 
 #[test]
 fn mistake_3_another_shape() {
-    let mut bench = bench();
-    let (x, longer) = (bench.tensor("x", 4), bench.tensor("longer", 6));
-    let mut graphed = bench.callables(nothing(), None).unwrap();
+    let bench = bench();
+    let (x, longer) = (bench.one, bench.tensor("longer", &[1.0; 6]));
+    let mut graphed = callables(&bench, nothing(), None).unwrap();
     let words = "forward of layer 0, microbatch 0: input 0 is (6) f32, and was (4) f32 at the capture";
     assert_refused(graphed.forward(0, longer), words);
     graphed.forward(0, x).unwrap();
     let words = "backward of layer 0, microbatch 0: gradient 0 is (6) f32, and was (4) f32 at the capture";
     assert_refused(graphed.backward(0, longer), words);
     // A capture has a graph for each shape. Inside another region it cannot make one.
-    let (mut inner, outer) = (bench.capture(&bench.pool, "inner", nothing()), Pool::new(bench.compute.clone()));
+    let (mut inner, outer) = (capture(&bench.pool, "inner", nothing()), Pool::new(bench.compute.clone()));
     (0..2).for_each(|_| _ = inner.run(x).unwrap());
     let mut outer = Capture::new(&outer, "outer", 1, ONE, move |_, x: Tensor| Ok(*inner.run(x)?)).unwrap();
     let words = "the capture `inner` was run inside another region on (6) f32, and has graphs for (4) f32";
     assert_refused(outer.run(longer), words);
     // The code of a manager's step would now submit another shape.
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let mut manager = manager(&bench, compared());
     let mut step = |output| {
         manager.step("train", 1, &mut |cx| {
             cx.region(TrainingRegion::Once("fill"), (), |cx, ()| cx.run(Fill { output, value: 0.0 }))
@@ -174,10 +153,9 @@ fn mistake_3_another_shape() {
 
 #[test]
 fn mistake_4_a_value_of_the_host_that_changes() {
-    let mut bench = bench();
-    let x = bench.tensor("x", 4);
-    let mut manager =
-        bench.manager(ManagerOptions { check_replays: CheckReplays::Always, ..ManagerOptions::default() });
+    let bench = bench();
+    let x = bench.one;
+    let mut manager = manager(&bench, compared());
     let mut step = |value| {
         manager.step("train", 1, &mut |cx| {
             cx.region(TrainingRegion::backward(3, 0), (), |cx, ()| cx.run(Fill { output: x, value }))
@@ -199,31 +177,31 @@ fn mistake_4_a_value_of_the_host_that_changes() {
 
 #[test]
 fn mistake_5_a_wait_in_the_code() {
-    let mut bench = bench();
+    let bench = bench();
     let compute = bench.compute.clone();
-    let errors = bench.in_each_front(move || Ok(compute.synchronize()?));
+    let errors = in_each_front(&bench, move || Ok(compute.synchronize()?));
     assert_begins(errors, "Stream::synchronize of stream `compute` while a step is recorded");
 }
 
 #[test]
 fn mistake_6_an_allocation_in_the_code() {
-    let mut bench = bench();
+    let bench = bench();
     let device = bench.device.clone();
-    let errors = bench.in_each_front(move || Ok(device.allocate("sneaky", 64).map(drop)?));
+    let errors = in_each_front(&bench, move || Ok(device.allocate("sneaky", 64).map(drop)?));
     assert_begins(errors, "Device::allocate of `sneaky`, 64 bytes, while a step is recorded");
 }
 
 #[test]
 fn mistake_7_a_capture_inside_another_before_it_has_a_graph() {
-    let mut bench = bench();
-    let (x, other) = (bench.tensor("x", 4), Pool::new(bench.compute.clone()));
-    let mut early = bench.capture(&other, "early", nothing());
+    let bench = bench();
+    let (x, other) = (bench.one, Pool::new(bench.compute.clone()));
+    let mut early = capture(&other, "early", nothing());
     let mut outer = Capture::new(&bench.pool, "outer", 1, ONE, move |_, x: Tensor| Ok(*early.run(x)?)).unwrap();
     let words = "the capture `early` was run inside another region on (4) f32, and has no graph at all";
     assert_refused(outer.run(x), words);
     // A step of a manager inside another, too.
-    let mut inner = bench.manager(ManagerOptions::default());
-    let mut outer = bench.manager(ManagerOptions::default());
+    let mut inner = manager(&bench, ManagerOptions::default());
+    let mut outer = manager(&bench, ManagerOptions::default());
     let step = outer.step("train", 1, &mut |cx| {
         cx.region(TrainingRegion::Once("outer"), (), |_, ()| inner.step::<()>("train", 1, &mut |_| Ok(())))
     });
@@ -232,28 +210,28 @@ fn mistake_7_a_capture_inside_another_before_it_has_a_graph() {
 
 #[test]
 fn mistake_8_work_on_a_stream_that_the_graph_does_not_include() {
-    let mut bench = bench();
-    let (x, other) = (bench.tensor("x", 4), bench.device.stream("other"));
+    let bench = bench();
+    let (x, other) = (bench.one, bench.device.stream("other"));
     let submitted = other.clone();
-    let errors = bench.in_each_front(move || Ok(submitted.submit(Fill { output: x, value: 5.0 })?));
+    let errors = in_each_front(&bench, move || Ok(submitted.submit(Fill { output: x, value: 5.0 })?));
     assert_begins(errors, "`fill` was submitted to stream `other`, and a replay would leave it out");
     assert_eq!(bench.device.download::<f32>(&x).unwrap(), [1.0; 4], "nothing ran");
     // Nor may the code wait for work from before.
     let (event, compute) = (bench.device.event(), bench.compute.clone());
     other.record(&event).unwrap();
-    let errors = bench.in_each_front(move || Ok(compute.wait(&event)?));
+    let errors = in_each_front(&bench, move || Ok(compute.wait(&event)?));
     assert_begins(errors, "stream `compute` waits for an event that the step has not recorded before");
 }
 
 #[test]
 fn mistake_9_a_capture_inside_a_region_with_the_wrong_pool() {
-    let mut bench = bench();
-    let (x, words) = (bench.tensor("x", 4), "a capture or step was run inside a region that it shares scratch with");
-    let mut inner = bench.capture(&bench.pool, "inner", nothing());
+    let bench = bench();
+    let (x, words) = (bench.one, "a capture or step was run inside a region that it shares scratch with");
+    let mut inner = capture(&bench.pool, "inner", nothing());
     (0..2).for_each(|_| _ = inner.run(x).unwrap());
     let mut outer = Capture::new(&bench.pool, "outer", 1, ONE, move |_, x: Tensor| Ok(*inner.run(x)?)).unwrap();
     assert_refused(outer.run(x), words);
-    let mut inner = bench.capture(&Pool::new(bench.device.stream("other")), "inner", nothing());
+    let mut inner = capture(&Pool::new(bench.device.stream("other")), "inner", nothing());
     (0..2).for_each(|_| _ = inner.run(x).unwrap());
     let mut outer = Capture::new(&bench.pool, "outer", 1, ONE, move |_, x: Tensor| Ok(*inner.run(x)?)).unwrap();
     let words = "was submitted to stream `other`, and a replay would leave it out";
@@ -262,16 +240,16 @@ fn mistake_9_a_capture_inside_a_region_with_the_wrong_pool() {
 
 #[test]
 fn mistake_10_a_backward_before_its_forward() {
-    let mut bench = bench();
-    let x = bench.tensor("x", 4);
-    let mut graphed = bench.callables(nothing(), None).unwrap();
+    let bench = bench();
+    let x = bench.one;
+    let mut graphed = callables(&bench, nothing(), None).unwrap();
     assert_refused(graphed.backward(1, x), "the backward of layer 1 was called, and no forward comes before it");
     graphed.forward(1, x).unwrap();
     graphed.backward(1, x).unwrap();
     assert_refused(graphed.backward(1, x), "the backward of layer 1 was called, and no forward comes before it");
     let words = "the weight gradients of layer 1 were called, and its backward computes them";
     assert_refused(graphed.weight_gradients(1), words);
-    let mut in_order = bench.callables(nothing(), Some(&[1.0, 2.0, -2.0, -1.0])).unwrap();
+    let mut in_order = callables(&bench, nothing(), Some(&[1.0, 2.0, -2.0, -1.0])).unwrap();
     assert_refused(in_order.backward(0, x), "call 0 of a step was the backward of layer 0, microbatch 0");
 }
 
@@ -299,8 +277,8 @@ fn mistake_11_another_thread_does_not_compile() {
 
 #[test]
 fn mistake_12_no_warm_up() {
-    let mut bench = bench();
-    let x = bench.tensor("x", 4);
+    let bench = bench();
+    let x = bench.one;
     let rule = "of 0, but every kernel and collective must have run once before it is captured";
     let capture = Capture::new(&bench.pool, "double", 0, ONE, |_, x: Tensor| Ok(x)).map(drop);
     assert_refused(capture, &format!("the capture `double` has a `warm_up` {rule}"));

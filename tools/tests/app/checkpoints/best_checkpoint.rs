@@ -1,9 +1,8 @@
 //! The checkpoint with the lowest validation loss, and runs that end when it does not fall any more.
 
 use std::path::Path;
-use std::process::Command;
 
-use crate::harness::{Folder, expect, metrics, run, saved};
+use crate::harness::{Folder, expect, metrics, run, saved, trainer};
 
 /// A folder with data to train on, and with other data to validate on: the more a model learns of these, the less it expects
 /// of those.
@@ -45,16 +44,12 @@ fn the_checkpoint_with_the_lowest_validation_loss_stays_and_is_named_best() {
     }
     let (losses, lowest) = validation(&folder.0);
     let best = losses.iter().find(|(step, _)| *step == lowest).unwrap().1;
-    let trainer = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-        command.args(arguments).current_dir(&folder.0).output().unwrap()
-    };
-    let listed = trainer(&["checkpoint", "list", "saved"]);
+    let listed = trainer(&folder.0, "checkpoint list saved");
     expect(&listed, 0, &[&format!("validation loss {best:.4}, the best\n")]);
     assert_eq!(String::from_utf8_lossy(&listed.stdout).matches("the best").count(), 1);
     let name = format!("step-{lowest:08}");
-    expect(&trainer(&["sample", "--checkpoint", "saved/best", "--tokens", "2", "--threads", "1"]), 0, &[&name]);
-    expect(&trainer(&["convert", "--to", "hf", "saved/best", "exported"]), 0, &["parameters"]);
+    expect(&trainer(&folder.0, "sample --checkpoint saved/best --tokens 2 --threads 1"), 0, &[&name]);
+    expect(&trainer(&folder.0, "convert --to hf saved/best exported"), 0, &["parameters"]);
     let [away, best] = ["away", "saved/best"].map(|name| folder.path(name).display().to_string());
     let more = format!("--steps {} --save {away} --log-dir {away} --resume {best}", lowest + 1);
     let resumed = run(1, &folder.0, &flags(&folder, &more));

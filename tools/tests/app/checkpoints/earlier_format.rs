@@ -1,11 +1,9 @@
 //! Checkpoints in the format of earlier builds.
 
-use std::process::Command;
-
 use sha2::{Digest, Sha256};
 
 use super::damage::{FLAGS, reseal};
-use crate::harness::{Folder, checkpoint, expect, run};
+use crate::harness::{Folder, checkpoint, expect, run, trainer};
 
 #[test]
 fn checkpoints_with_the_hashes_of_format_1_are_compared_and_go_on() {
@@ -26,11 +24,6 @@ fn checkpoints_with_the_hashes_of_format_1_are_compared_and_go_on() {
     let mut content = std::fs::read(&weights).unwrap();
     *content.last_mut().unwrap() ^= 1;
     std::fs::write(weights, content).unwrap();
-    let listed = Command::new(env!("CARGO_BIN_EXE_trainer"))
-        .args(["checkpoint", "list"])
-        .arg(whole.path("saved"))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert!(text.contains("damaged: model.safetensors differs from its hash in the manifest"), "{text}");
+    let listed = trainer(&whole.0, "checkpoint list saved");
+    expect(&listed, 3, &["damaged: model.safetensors differs from its hash in the manifest"]);
 }

@@ -8,7 +8,7 @@ use launch::watch::activity::Activity;
 use trainer::checkpoint::verify;
 
 use crate::harness::{
-    Folder, bits, checkpoint, command, expect, metrics, named, output_of, rank_ids, run, saved, signal, start, wait_for,
+    Folder, assert_same, checkpoint, command, expect, named, output_of, rank_ids, run, saved, signal, start, wait_for,
 };
 
 const KILLS: usize = 5;
@@ -57,20 +57,19 @@ fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
                 .unwrap_or_else(|damage| panic!("step {step}: {damage}"));
         }
         if status.success() {
-            assert_same(&folder, &unbroken);
+            assert_unbroken(&folder, &unbroken);
             folder = Folder::new("killed"); // it was faster than the kills: once more
         }
     }
     expect(&run(1, &folder.0, FLAGS), 0, &[]);
-    assert_same(&folder, &unbroken);
+    assert_unbroken(&folder, &unbroken);
 }
 
-fn assert_same(folder: &Folder, unbroken: &Folder) {
-    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
+fn assert_unbroken(folder: &Folder, unbroken: &Folder) {
     // The save of step 60 is the last that removes older checkpoints. A kill right after it leaves step 56 too.
     let saved = saved(&folder.0);
     assert!(saved == [58, 60] || saved == [56, 58, 60], "nothing unfinished stays: {saved:?}");
-    assert_eq!(bits(&folder.0, 60), bits(&unbroken.0, 60));
+    assert_same(folder, unbroken, "killed");
 }
 
 /// Two ranks that exchange rows of experts for most of a step.
@@ -91,7 +90,6 @@ fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {
         let flags = format!("--steps {} {model}", last + 3);
         expect(&run(ranks, &folder.0, &format!("{flags} {graphs}")), 0, &[&format!("at step {last}, ")]);
         expect(&run(ranks, &unbroken.0, &flags), 0, &[]);
-        assert_eq!(metrics(&folder.0), metrics(&unbroken.0), "{ranks} ranks, `{model} {graphs}`");
-        assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3), "{ranks} ranks, `{model} {graphs}`");
+        assert_same(&folder, &unbroken, &format!("{ranks} ranks, `{model} {graphs}`"));
     }
 }

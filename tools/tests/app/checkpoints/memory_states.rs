@@ -11,7 +11,7 @@ use trainer::checkpoint::verify;
 use super::disk_shim::{Fault, break_file};
 use super::full_disk::on_small_disk;
 use crate::harness::{
-    Folder, Running, arguments, bits, checkpoint, children, command, copy_folder, expect, metrics, named, output_of,
+    Folder, Running, arguments, assert_same, checkpoint, children, command, copy_folder, expect, named, output_of,
     printed, ranks_below, run, saved, set_mpi, signal, start_of, steps_done, wait_for, wait_until_gone,
 };
 
@@ -117,8 +117,7 @@ fn a_run_whose_rank_is_killed_goes_on_from_memory_and_ends_with_the_bits_of_one_
         assert!(!memory.exists(), "the states go with the supervisor");
         let last = *saved(&folder.0).last().unwrap();
         expect(&run(ranks, &unbroken.0, &flags.replace("1000000", &last.to_string())), 0, &["has no effect"]);
-        assert_eq!(metrics(&folder.0), metrics(&unbroken.0), "{ranks} ranks");
-        assert_eq!(bits(&folder.0, last), bits(&unbroken.0, last), "{ranks} ranks");
+        assert_same(&folder, &unbroken, &format!("{ranks} ranks"));
     }
 }
 
@@ -163,8 +162,7 @@ fn the_last_state_is_on_disk_when_a_run_is_given_up_or_asked_to_end_in_a_pause()
         let continues = format!("continues {} at step {state}, ", checkpoint(&folder.0, state).display());
         expect(&run(1, &folder.0, &flags), 0, &[&continues]);
         expect(&run(1, &unbroken.0, &flags), 0, &[]);
-        assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
-        assert_eq!(bits(&folder.0, state + 3), bits(&unbroken.0, state + 3));
+        assert_same(&folder, &unbroken, "unbroken");
     }
 }
 
@@ -260,8 +258,7 @@ fn a_run_that_is_killed_while_a_state_is_written_goes_on_from_the_one_before() {
         let output = output_of(with_memory(ranks, &folder, &format!("--steps {} {flags}", from + 3)).spawn().unwrap());
         expect(&output, 0, &[&format!("at step {from}, sample {}, from memory", from * 8), "done: loss"]);
         expect(&run(ranks, &whole.0, &format!("--steps {} {flags}", from + 3)), 0, &[]);
-        assert_eq!(metrics(&folder.0), metrics(&whole.0));
-        assert_eq!(bits(&folder.0, from + 3), bits(&whole.0, from + 3));
+        assert_same(&folder, &whole, "unbroken");
         assert_eq!(states_in(&folder.path("memory")), [0; 0], "the checkpoint on disk is newer");
         assert!(std::fs::read_dir(folder.path("memory")).unwrap().next().is_none(), "nothing half written stays");
     }

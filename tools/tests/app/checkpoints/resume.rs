@@ -3,7 +3,7 @@
 use launch::watch::activity::Activity;
 use sha2::{Digest, Sha256};
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, run, saved};
+use crate::harness::{Folder, assert_same, bits, expect, logged_steps, metrics, resume_at, run, saved, trainer};
 
 const OFF: &str = "";
 const PER_LAYER: &str = "--enable-cuda-graph";
@@ -21,11 +21,8 @@ fn assert_resumes_exactly(ranks: usize, kinds: &[&str]) {
     assert_eq!(saved(&unbroken.0), [4, 8]);
     assert_ne!(bits(&unbroken.0, 4), bits(&unbroken.0, 8), "nothing is learnt");
     for graphs in kinds {
-        let resumed = Folder::new(&format!("resumed-{ranks}"));
-        copy_run(&unbroken.0, &resumed.0, 4);
-        expect(&run(ranks, &resumed.0, &flags(graphs)), 0, &["at step 4, sample 32", "done: loss"]);
-        assert_eq!(metrics(&resumed.0), metrics(&unbroken.0), "{ranks} ranks, graphs `{graphs}`");
-        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{ranks} ranks, graphs `{graphs}`");
+        let resumed = resume_at(&unbroken, 4, ranks, &flags(graphs));
+        assert_same(&resumed, &unbroken, &format!("{ranks} ranks, graphs `{graphs}`"));
     }
 }
 
@@ -49,16 +46,14 @@ fn a_run_that_skips_spikes_goes_on_with_the_same_bits_and_skips_the_same_steps()
     // So near the mean that some step is a spike, and so slow that losses do not fall from step to step.
     let spikes = "--lr 1e-5 --min-lr 0 --skip-step-sigma-factor 0.5 --skip-step-rolling-interval-length 4";
     let skipped = |folder: &Folder| -> Vec<u64> {
-        let text = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
-        let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        steps.map(|step| step["skipped"].as_u64().unwrap_or(0)).collect()
+        let steps = logged_steps(&folder.path("log"));
+        steps.iter().map(|step| step["skipped"].as_u64().unwrap_or(0)).collect()
     };
     for ranks in [1, 2] {
-        let (unbroken, resumed) = (Folder::new("spikes-unbroken"), Folder::new("spikes-resumed"));
+        let unbroken = Folder::new("spikes-unbroken");
         let output = run(ranks, &unbroken.0, &flags(&format!("{spikes} {OFF}")));
         expect(&output, 0, &["the update was skipped, because loss or gradient norm is a spike", " skipped, in "]);
-        copy_run(&unbroken.0, &resumed.0, 4);
-        expect(&run(ranks, &resumed.0, &flags(&format!("{spikes} {FULL}"))), 0, &["at step 4"]);
+        let resumed = resume_at(&unbroken, 4, ranks, &flags(&format!("{spikes} {FULL}")));
         assert_eq!(skipped(&resumed), skipped(&unbroken), "{ranks} ranks");
         assert!(skipped(&unbroken)[7] > skipped(&unbroken)[3], "{:?}", skipped(&unbroken));
         assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{ranks} ranks");
@@ -70,12 +65,9 @@ fn a_bf16_run_and_an_mlp_with_momentum_go_on_with_the_same_bits() {
     let mlp = "--preset mlp --layer-sizes [24,32,8] --micro-batch-size 4 --global-batch-size 8 --sgd-momentum 0.9";
     let moments = "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
     for kind in ["--compute bf16 --tie-embeddings=false", mlp, moments] {
-        let (unbroken, resumed) = (Folder::new("kind-unbroken"), Folder::new("kind-resumed"));
+        let unbroken = Folder::new("kind-unbroken");
         expect(&run(1, &unbroken.0, &flags(kind)), 0, &[]);
-        copy_run(&unbroken.0, &resumed.0, 4);
-        expect(&run(1, &resumed.0, &flags(kind)), 0, &["at step 4"]);
-        assert_eq!(metrics(&resumed.0), metrics(&unbroken.0), "{kind}");
-        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{kind}");
+        assert_same(&resume_at(&unbroken, 4, 1, &flags(kind)), &unbroken, kind);
     }
 }
 
@@ -98,33 +90,23 @@ fn moments_in_bf16_are_half_as_large_on_disk_and_a_run_with_f32_takes_them() {
 fn masters_kept_as_remainders_are_f32_in_checkpoints_and_runs_with_and_without_take_them() {
     let of = |more: &str| flags(&format!("--bf16 {more}"));
     let remainders = of("--store-param-remainders --use-distributed-optimizer");
-    let [unbroken, resumed, waiting, wide] = ["rest", "rest-resumed", "rest-waiting", "rest-wide"].map(Folder::new);
+    let [unbroken, waiting] = ["rest", "rest-waiting"].map(Folder::new);
     expect(&run(2, &unbroken.0, &remainders), 0, &["done: loss"]);
-    expect(
-        &run(
-            2,
-            &waiting.0,
-            &format!("{remainders} --async-save=false --offload-optimizer --offload-optimizer-fraction 1"),
-        ),
-        0,
-        &[],
-    );
+    let on_host = format!("{remainders} --async-save=false --offload-optimizer --offload-optimizer-fraction 1");
+    expect(&run(2, &waiting.0, &on_host), 0, &[]);
     assert_eq!(bits(&waiting.0, 4), bits(&unbroken.0, 4));
-    copy_run(&unbroken.0, &resumed.0, 4);
-    expect(&run(2, &resumed.0, &remainders), 0, &["at step 4"]);
+    let resumed = resume_at(&unbroken, 4, 2, &remainders);
     assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8));
-    copy_run(&unbroken.0, &wide.0, 4);
-    expect(&run(1, &wide.0, &of("")), 0, &["at step 4", "done: loss"]);
+    let wide = resume_at(&unbroken, 4, 1, &of(""));
     expect(&run(1, &wide.0, "--steps 9 --bf16 --store-param-remainders"), 0, &["at step 8", "done: loss"]);
 }
 
 #[test]
 fn a_checkpoint_of_two_ranks_goes_on_with_one_and_of_one_with_two() {
     for (ranks, others) in [(2, 1), (1, 2)] {
-        let (unbroken, resumed) = (Folder::new("across-unbroken"), Folder::new("across-resumed"));
+        let unbroken = Folder::new("across-unbroken");
         expect(&run(ranks, &unbroken.0, &flags(PER_LAYER)), 0, &[]);
-        copy_run(&unbroken.0, &resumed.0, 4);
-        expect(&run(others, &resumed.0, &flags(PER_LAYER)), 0, &["at step 4"]);
+        let resumed = resume_at(&unbroken, 4, others, &flags(PER_LAYER));
         let (theirs, ours) = (metrics(&unbroken.0), metrics(&resumed.0));
         assert_eq!(theirs[..4], ours[..4], "lines before the checkpoint stay");
         for step in 4..8 {
@@ -162,17 +144,11 @@ fn settings_that_a_run_changes_on_its_way_are_in_its_log_its_metrics_and_its_pag
     expect(&second, 0, &[changed]);
     let log = std::fs::read_to_string(folder.path("log/run.log")).unwrap();
     assert!(log.contains(changed), "{log}");
-    let lines = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
-    let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of_step = |step: usize| &lines[step - 1]["changed_settings"];
+    let steps = logged_steps(&folder.path("log"));
+    let of_step = |step: usize| &steps[step - 1]["changed_settings"];
     assert_eq!(of_step(3)["optimizer.lr"], serde_json::json!({ "was": 0.001, "now": 0.002 }));
     assert!([1, 2, 4].iter().all(|step| of_step(*step).is_null()));
-    let report = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"))
-        .args(["report", "log", "--output", "page.html"])
-        .current_dir(&folder.0)
-        .output()
-        .unwrap();
-    expect(&report, 0, &["page.html"]);
+    expect(&trainer(&folder.0, "report log --output page.html"), 0, &["page.html"]);
     let page = std::fs::read_to_string(folder.path("page.html")).unwrap();
     let row: Vec<&str> = page.split("<tr>").filter(|row| row.contains("optimizer.lr")).collect();
     assert!(row[0].contains(">3<") && row[0].contains(">0.001<") && row[0].contains(">0.002<"), "{row:?}");
@@ -265,7 +241,7 @@ fn the_weights_that_a_run_began_with_may_be_gone_when_it_goes_on() {
     expect(&run(1, &folder.0, &format!("{flags} 2")), 0, &[]);
     std::fs::remove_dir_all(&start).unwrap();
     expect(&run(1, &folder.0, &format!("{flags} 4")), 0, &["at step 2", "done: loss"]);
-    assert_eq!((metrics(&folder.0), bits(&folder.0, 4)), (metrics(&whole.0), bits(&whole.0, 4)));
+    assert_same(&folder, &whole, "");
     let elsewhere = Folder::new("init-elsewhere");
     expect(&run(1, &elsewhere.0, &format!("{flags} 4")), 2, &["start/step-00000001 does not exist", "check the path"]);
 }

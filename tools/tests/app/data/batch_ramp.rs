@@ -1,6 +1,6 @@
 //! A batch that grows while the run begins: the same bits with every kind of graphs, before and after a stop.
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, run};
+use crate::harness::{Folder, assert_same, expect, losses, metrics, resume_at, run};
 
 /// Chunks with groups of microbatches that are larger than the stages: of 5 microbatches, 4 are in flight on the first
 /// chunk of the last stage and 2 on its second; of 6, 4 and 1.
@@ -26,20 +26,14 @@ fn a_growing_batch_has_the_same_bits_with_every_kind_of_graphs_and_after_a_stop(
     for graphs in GRAPHS {
         let whole = Folder::new("ramp-graphs");
         expect(&run(1, &whole.0, &format!("{RAMP} {graphs}")), 0, &["done: loss"]);
-        assert_eq!(metrics(&whole.0), metrics(&plain.0), "{graphs}");
-        assert_eq!(bits(&whole.0, 12), bits(&plain.0, 12), "{graphs}");
-        let resumed = Folder::new("ramp-resumed");
-        copy_run(&plain.0, &resumed.0, 7);
-        expect(&run(1, &resumed.0, &format!("{RAMP} {graphs}")), 0, &["at step 7, sample 16"]);
-        assert_eq!(metrics(&resumed.0), metrics(&plain.0), "{graphs}");
-        assert_eq!(bits(&resumed.0, 12), bits(&plain.0, 12), "{graphs}");
+        assert_same(&whole, &plain, graphs);
+        let resumed = resume_at(&plain, 7, 1, &format!("{RAMP} {graphs}"));
+        assert_same(&resumed, &plain, graphs);
     }
 }
 
 #[test]
 fn two_ranks_and_a_pipeline_of_two_share_a_growing_batch() {
-    let losses =
-        |folder: &Folder| -> Vec<f64> { metrics(&folder.0).iter().map(|step| step[0].as_f64().unwrap()).collect() };
     for (flags, microbatches) in [("", 4), ("--pipeline-model-parallel-size 2 --layers 2", 8)] {
         let reference = Folder::new("ramp-reference");
         let layers = if flags.contains("--layers") { "--layers 2" } else { "" };

@@ -1,11 +1,13 @@
 //! Samples of several lengths: a step is as long as its longest conversation, and trains as if all were filled.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, stdout_of};
+use crate::harness::{
+    Folder, assert_like, assert_same, bits, copy_run, expect, metrics, printed, run, stdout_of, trainer,
+};
+use crate::mistakes::all_refused;
 
 /// `Q question A answer;`
 const TEMPLATE: &str =
@@ -83,8 +85,7 @@ fn every_scope_has_the_bits_of_graphs_off_and_verified_steps_differ_nowhere() {
         "--cuda-graph-mempool single --check-graphs",
     ] {
         let (folder, said) = trained(1, &format!("{LENGTHS} --save-interval 12 --enable-cuda-graph {more}"));
-        assert_eq!(metrics(&folder.0), metrics(&plain.0), "{more}");
-        assert_eq!(bits(&folder.0, 12), bits(&plain.0, 12), "{more}");
+        assert_same(&folder, &plain, more);
         // The graphs of each length are told when they are captured.
         assert_eq!(said.matches("\ngraphs: those of samples of ").count(), 2, "{more}: {said}");
         assert!(said.contains(" for evaluation; as many for"), "{more}: {said}");
@@ -189,25 +190,8 @@ fn an_evaluation_reads_every_sample_whole() {
 fn wrong_lengths_are_refused_by_name_before_any_work() {
     let folder = Folder::new("buckets-refused");
     write_chats(&folder.0);
-    let sft = "--data-path chats.jsonl --sft --chat-template template.jinja --seq-length 64";
-    for (flags, says) in [
-        (format!("{sft} --seq-length-buckets 36,20,64"), &["= [36, 20, 64]", "ascend", "[20, 36, 64]"][..]),
-        (format!("{sft} --seq-length-buckets 20,128"), &["model.seq_length = 64", "[20, 64]"]),
-        (
-            format!("{sft} --seq-length-buckets 20,64 --sft-packing 4"),
-            &["data.sft_packing = 4", "packed samples are full"],
-        ),
-        ("--data-path chats.jsonl --seq-length 64 --seq-length-buckets 20,64".into(), &["without data.sft"]),
-        ("--seq-length 64 --seq-length-buckets 20,64".into(), &["data.seq_length_buckets without data.path"]),
-        (format!("{sft} --seq-length-buckets 20,64,32 --sft-packing 4"), &["[20, 32, 64]", "packed samples are full"]),
-        (
-            format!("{sft} --seq-length-buckets 21,64 --micro-batch-size 1 --loss-pieces 2"),
-            &["has 21: model.loss_pieces = 2", "change or leave out that length. For the setting: set a power of two"],
-        ),
-    ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-        let output = command.args(flags.split(' ')).args(["--steps", "1"]).current_dir(&folder.0).output().unwrap();
-        expect(&output, 2, says);
-        expect(&output, 2, &["Rule: ", "Fix: "]);
-    }
+    all_refused(&folder.0, "buckets");
+    let twice_wrong = "--data-path chats.jsonl --sft --chat-template template.jinja --seq-length 64 --sft-packing 4 \
+                       --seq-length-buckets 20,64,32";
+    expect(&trainer(&folder.0, twice_wrong), 2, &["[20, 32, 64]", "packed samples are full"]);
 }

@@ -3,9 +3,11 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Folder, assert_like, bits, cases, copy_run, expect, metrics, mpirun, printed, run};
+use crate::harness::{
+    Folder, assert_like, assert_same, bits, copy_run, expect, metrics, mpirun, printed, resume_at, run,
+};
 use crate::hugging_face::models::python;
-use crate::mistakes::refused;
+use crate::mistakes::all_refused;
 
 /// Inputs of a sample.
 const SEQ: usize = 24;
@@ -81,7 +83,7 @@ fn training_on_documents_has_the_same_numbers_in_every_layout_and_the_same_bits_
         let folder = Folder::new("document-ends-graphs");
         let graphs = flags(&format!("--enable-cuda-graph --cuda-graph-scope {graphs}"));
         expect(&run(1, &folder.0, &graphs), 0, &["done: loss"]);
-        assert_eq!((metrics(&folder.0), bits(&folder.0, 4)), (expected.clone(), bits(&plain.0, 4)));
+        assert_same(&folder, &plain, &graphs);
     }
     for (ranks, layout) in [
         (1, "--micro-batch-size 4"),
@@ -94,9 +96,7 @@ fn training_on_documents_has_the_same_numbers_in_every_layout_and_the_same_bits_
         assert_like(4, &expected, &metrics(&folder.0), layout);
     }
     // A resumed run may change them, and says so.
-    let resumed = Folder::new("document-ends-resumed");
-    copy_run(&plain.0, &resumed.0, 2);
-    expect(&run(1, &resumed.0, &flags("")), 0, &["at step 2", "done: loss"]);
+    let resumed = resume_at(&plain, 2, 1, &flags(""));
     assert_eq!(bits(&resumed.0, 4), bits(&plain.0, 4));
     let changed = Folder::new("document-ends-changed");
     copy_run(&plain.0, &changed.0, 2);
@@ -110,9 +110,7 @@ fn documents_that_cannot_be_told_apart_are_refused() {
     write_documents(&folder, "text.jsonl", &[40; 40]);
     std::fs::write(folder.path("tokens.bin"), [7, 0, 9, 0].repeat(4000)).unwrap();
     std::fs::write(folder.path("chats.jsonl"), "{\"prompt\": \"a\", \"completion\": \"b\"}\n").unwrap();
-    for (flags, needles) in cases("document_ends") {
-        refused(&folder.0, flags, &[], &needles);
-    }
+    all_refused(&folder.0, "document_ends");
     let batches = ["batches", "--data-path", "text.jsonl", "--reset-attention-mask", "--output", "b.bin"];
     expect(&mpirun(1, &folder.0, &batches), 2, &["trainer batches with data.reset_attention_mask"]);
     // Rotary positions are distances: within documents they begin anew anyway.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::data_files::{Folder as DataFolder, llmc, packed};
-use crate::harness::{Folder, expect, run, stdout_of};
+use crate::harness::{Folder, expect, run, stdout_of, trainer};
 
 /// Writes files into `data/` of a folder, with the folders within it. A file has one letter, `length` times.
 fn write(folder: &Path, files: &[(&str, char, usize)]) -> String {
@@ -19,19 +19,14 @@ fn write(folder: &Path, files: &[(&str, char, usize)]) -> String {
 
 /// The letters of all batches of a run and of its evaluation, and its output.
 fn letters(folder: &Path, flags: &str) -> [String; 3] {
-    let at = |name: &str| folder.join(name).display().to_string();
-    let (train, validation) = (at("train.out"), at("validation.out"));
+    let [train, validation] = ["train.out", "validation.out"].map(|name| folder.join(name));
     for earlier in [&train, &validation] {
         let _ = std::fs::remove_file(earlier);
     }
-    let flags = format!(
-        "batches {flags} --seq-length 8 --global-batch-size 4 --micro-batch-size 4 --steps 40 --eval-iters 10 --output \
-         {train} --validation {validation}"
-    );
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_trainer")).args(flags.split_whitespace()).output();
-    let output = output.unwrap();
+    let sizes = "--seq-length 8 --global-batch-size 4 --micro-batch-size 4 --steps 40 --eval-iters 10";
+    let output = trainer(folder, &format!("batches {flags} {sizes} --output train.out --validation validation.out"));
     expect(&output, 0, &[]);
-    let seen = |path: &str| {
+    let seen = |path: &Path| {
         let tokens = std::fs::read(path).unwrap();
         let letters: std::collections::BTreeSet<u8> = tokens.chunks(2).map(|token| token[0]).collect();
         letters.into_iter().filter(|&letter| letter > 0).map(char::from).collect()

@@ -12,7 +12,7 @@ use trainer::hf::{DataType, Direction, convert};
 
 use super::configs::imported;
 use super::models::trained;
-use crate::harness::{Folder, bits, checkpoint, copy_run, expect, metrics, run};
+use crate::harness::{Folder, assert_same, checkpoint, expect, metrics, resume_at, run};
 
 /// The sizes of small models, of each family.
 const SMALL: [(&str, &str); 4] = [
@@ -227,10 +227,8 @@ fn ranks_that_share_or_divide_experts_have_the_imported_weights_and_export_them(
             assert!(before == after, "{preset}: {file} differs");
         }
 
-        let resumed = Folder::new("experts-resumed");
-        copy_run(&alone.0, &resumed.0, 2);
-        expect(&run(1, &resumed.0, &format!("{flags} --steps 4")), 0, &["at step 2", "done: loss"]);
-        assert_eq!((metrics(&resumed.0), bits(&resumed.0, 4)), (metrics(&alone.0), bits(&alone.0, 4)), "{preset}");
+        let resumed = resume_at(&alone, 2, 1, &format!("{flags} --steps 4"));
+        assert_same(&resumed, &alone, preset);
     }
 }
 

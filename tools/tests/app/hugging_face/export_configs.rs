@@ -1,14 +1,13 @@
 //! The `config.json` of an export describes the model that was trained, whatever form the one that training began with had.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Value, json};
 use trainer::hf::{DataType, Direction, convert};
 
 use super::configs::imported;
 use super::models::{logits, trained};
-use crate::harness::{Folder, expect};
+use crate::harness::{Folder, expect, trainer};
 
 /// The content of a `config.json`.
 fn config(folder: &Path) -> Value {
@@ -35,12 +34,7 @@ fn train(folder: &Folder, flags: &str) {
     std::fs::write(folder.path("text.txt"), text).unwrap();
     let run = "--init-from model --data-path text.txt --split 1 --eval-interval 0 --steps 1 --global-batch-size 1 \
                --micro-batch-size 1 --lr 1e-9 --device host --threads 1 --save saved --log-dir log";
-    let output = Command::new(env!("CARGO_BIN_EXE_trainer"))
-        .current_dir(&folder.0)
-        .args(run.split_whitespace().chain(flags.split_whitespace()))
-        .output()
-        .unwrap();
-    expect(&output, 0, &["done: loss"]);
+    expect(&trainer(&folder.0, &format!("{run} {flags}")), 0, &["done: loss"]);
 }
 
 #[test]

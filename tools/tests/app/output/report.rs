@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Folder, expect, mpi_folder, output_of, printed, run, wait_for};
+use crate::harness::{Folder, expect, logged_steps, mpi_folder, output_of, printed, run, wait_for};
 
 fn report(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
@@ -80,8 +80,7 @@ fn a_page_shows_everything_that_its_runs_wrote_and_says_how_the_rest_is_made() {
     let drawn = data(&page);
     assert_eq!(drawn["runs"], json!(["log", "other/log"]));
     for (at, log) in ["log", "other/log"].into_iter().enumerate() {
-        let text = fs::read_to_string(folder.path(log).join("metrics.jsonl")).unwrap();
-        let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let rows = logged_steps(&folder.path(log));
         for (curve, key) in [("loss", "loss"), ("lr", "lr"), ("norm", "grad_norm"), ("throughput", "tokens_per_s")] {
             let drawn = drawn["curves"][curve][at][1].as_array().unwrap();
             assert_eq!(drawn.len(), rows.len(), "{log}: {curve}");

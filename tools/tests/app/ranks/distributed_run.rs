@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, saved};
+use crate::harness::{Folder, assert_like, assert_same, bits, expect, metrics, printed, resume_at, run, saved};
 
 const DIVIDED: &str = "--use-distributed-optimizer --enable-cuda-graph";
 /// Gradients and weights are divided too.
@@ -33,28 +33,22 @@ fn a_checkpoint_of_divided_state_goes_on_under_any_layout_and_any_goes_on_divide
         assert_like(8, &metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
     }
     for (from, to) in [(0, 2), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 0)] {
-        let resumed = Folder::new(&format!("resumed-{from}-{to}"));
-        copy_run(&unbroken[from].0, &resumed.0, 4);
         let (ranks, layout) = layouts[to];
-        expect(&run(ranks, &resumed.0, &flags(layout)), 0, &["at step 4, sample 32", "done: loss"]);
-        let (before, after) = (metrics(&unbroken[from].0), metrics(&resumed.0));
-        assert_like(8, &before, &after, &format!("{:?} to {:?}", layouts[from], layouts[to]));
+        let resumed = resume_at(&unbroken[from], 4, ranks, &flags(layout));
+        let what = format!("{:?} to {:?}", layouts[from], layouts[to]);
+        assert_like(8, &metrics(&unbroken[from].0), &metrics(&resumed.0), &what);
         if from == to {
-            assert_eq!(before, after, "the same layout has the same bits");
-            assert_eq!(bits(&unbroken[from].0, 8), bits(&resumed.0, 8));
+            assert_same(&resumed, &unbroken[from], "the same layout");
         }
     }
 }
 
 #[test]
 fn ranks_that_share_layers_and_divide_state_resume_to_the_same_bits_and_write_a_file_each() {
-    let (whole, resumed) = (Folder::new("both"), Folder::new("both-resumed"));
+    let whole = Folder::new("both");
     expect(&run(4, &whole.0, &flags(BOTH)), 0, &["done: loss", "the part of one of 2 ranks"]);
-    let files = bits(&whole.0, 8);
-    assert_eq!(files.len(), 2 * 4, "weights and moments of each rank: {files:?}");
-    copy_run(&whole.0, &resumed.0, 4);
-    expect(&run(4, &resumed.0, &flags(BOTH)), 0, &["at step 4, sample 32"]);
-    assert_eq!((metrics(&whole.0), files), (metrics(&resumed.0), bits(&resumed.0, 8)));
+    assert_eq!(bits(&whole.0, 8).len(), 2 * 4, "weights and moments of each rank");
+    assert_same(&resume_at(&whole, 4, 4, &flags(BOTH)), &whole, "resumed");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::checkpoints::disk_shim::{Fault, break_file};
-use crate::harness::{Folder, cases, mpirun, mpirun_command, printed};
+use crate::harness::{Folder, cases, logged_steps, mpirun, mpirun_command, printed};
 
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
 
@@ -79,10 +79,9 @@ fn train(ranks: usize, graphs: bool) -> Vec<(f64, f64)> {
     let log_dir = path(&folder, "run");
     let output = mpirun(ranks, &folder.0, &[&SHORT[..], &[enable.as_str(), "--log-dir", &log_dir]].concat());
     assert!(output.status.success(), "{ranks} ranks, graphs {graphs}: {}", printed(&output));
-    let metrics = std::fs::read_to_string(folder.0.join("run/metrics.jsonl")).unwrap();
-    let steps = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps = logged_steps(&folder.path("run"));
     let numbers: Vec<_> =
-        steps.map(|step| (step["loss"].as_f64().unwrap(), step["grad_norm"].as_f64().unwrap())).collect();
+        steps.iter().map(|step| (step["loss"].as_f64().unwrap(), step["grad_norm"].as_f64().unwrap())).collect();
     assert_eq!(numbers.len(), 20, "every step is logged once");
     numbers
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, assert_like, bits, copy_run, expect, metrics, printed, run, saved};
+use crate::harness::{Folder, assert_like, assert_same, bits, expect, metrics, printed, resume_at, run, saved};
 
 const GRAPHS: [&str; 4] = [
     "",
@@ -50,15 +50,12 @@ fn a_checkpoint_of_any_layout_goes_on_under_any_other() {
         assert_eq!(bits(&folder.0, 6).len(), 2 * ranks, "{layout}");
     }
     for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 3), (3, 4), (4, 2), (4, 0), (1, 1), (2, 2), (3, 3)] {
-        let resumed = Folder::new(&format!("pipeline-{from}-{to}"));
-        copy_run(&unbroken[from].0, &resumed.0, 3);
         let (ranks, layout) = LAYOUTS[to];
-        expect(&run(ranks, &resumed.0, &flags(layout)), 0, &["at step 3, sample 24", "done: loss"]);
-        let (before, after) = (metrics(&unbroken[from].0), metrics(&resumed.0));
-        assert_like(6, &before, &after, &format!("{:?} to {:?}", LAYOUTS[from], LAYOUTS[to]));
+        let resumed = resume_at(&unbroken[from], 3, ranks, &flags(layout));
+        let what = format!("{:?} to {:?}", LAYOUTS[from], LAYOUTS[to]);
+        assert_like(6, &metrics(&unbroken[from].0), &metrics(&resumed.0), &what);
         if from == to {
-            assert_eq!(before, after, "the same layout has the same bits");
-            assert_eq!(bits(&unbroken[from].0, 6), bits(&resumed.0, 6));
+            assert_same(&resumed, &unbroken[from], "the same layout");
         }
     }
 }
@@ -87,24 +84,17 @@ fn zero_bubble_has_every_number_and_every_weight_of_1f1b_and_goes_on_from_its_ch
     let split = |graphs: &str| format!("{model} --pipeline-schedule zero_bubble {graphs}");
     for graphs in GRAPHS {
         let folder = done(&format!("zero-bubble-{}", graphs.len()), 4, &split(graphs));
-        assert_eq!((metrics(&folder.0), bits(&folder.0, 6)), (metrics(&plain.0), bits(&plain.0, 6)), "{graphs:?}");
+        assert_same(&folder, &plain, graphs);
     }
-    let resumed = Folder::new("zero-bubble-resumed");
-    copy_run(&plain.0, &resumed.0, 3);
-    expect(&run(4, &resumed.0, &split(GRAPHS[1])), 0, &["at step 3", "done: loss"]);
-    assert_eq!((metrics(&resumed.0), bits(&resumed.0, 6)), (metrics(&plain.0), bits(&plain.0, 6)));
+    assert_same(&resume_at(&plain, 3, 4, &split(GRAPHS[1])), &plain, "resumed");
 }
 
 #[test]
 fn stages_that_divide_state_with_others_resume_to_the_same_bits_and_write_a_file_each() {
     let layout = "--pipeline-model-parallel-size 2 --use-distributed-optimizer --compute bf16 --enable-cuda-graph";
     let whole = done("pipeline-divided", 4, &flags(layout));
-    let files = bits(&whole.0, 6);
-    assert_eq!(files.len(), 2 * 4, "weights and moments of each rank: {files:?}");
-    let resumed = Folder::new("pipeline-divided-resumed");
-    copy_run(&whole.0, &resumed.0, 3);
-    expect(&run(4, &resumed.0, &flags(layout)), 0, &["at step 3, sample 24"]);
-    assert_eq!((metrics(&whole.0), files), (metrics(&resumed.0), bits(&resumed.0, 6)));
+    assert_eq!(bits(&whole.0, 6).len(), 2 * 4, "weights and moments of each rank");
+    assert_same(&resume_at(&whole, 3, 4, &flags(layout)), &whole, "resumed");
 }
 
 #[test]

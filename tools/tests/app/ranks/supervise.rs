@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::network::listening_ports;
 use crate::harness::{
-    Folder, Running, arguments, bits, children, expect, metrics, named, output_of, printed, ranks_below, run, saved,
-    set_mpi, signal, start, start_of, steps_done, wait_for, wait_until_gone,
+    Folder, Running, arguments, assert_same, children, expect, metrics, named, output_of, printed, ranks_below, run,
+    saved, set_mpi, signal, start, start_of, steps_done, wait_for, wait_until_gone,
 };
 
 /// `trainer ARGUMENTS`, run in `folder`.
@@ -73,8 +73,7 @@ fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_w
         &[&format!("at step {last}, "), "done: loss"],
     );
     expect(&run(2, &unbroken.0, &flags), 0, &[]);
-    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
-    assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3));
+    assert_same(&folder, &unbroken, "unbroken");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Runs with ranks that share layers, as users start them: checkpoints across layouts, and refusals.
 
-use crate::harness::{Folder, assert_like, copy_run, expect, metrics, run, saved};
+use crate::harness::{Folder, assert_like, assert_same, expect, metrics, resume_at, run, saved};
 
 const SHARED: &str = "--tensor-model-parallel-size 2 --sequence-parallel --enable-cuda-graph";
 /// Four ranks as two by two.
@@ -25,13 +25,11 @@ fn a_checkpoint_goes_on_under_any_layout_as_if_it_had_never_stopped() {
         // From one layout to all, and from each to the first two.
         let others = if at == 0 { &layouts[..] } else { &layouts[..2] };
         for &(ranks, layout) in others {
-            let resumed = Folder::new(&format!("resumed-{at}-{ranks}"));
-            copy_run(&from.0, &resumed.0, 4);
-            expect(&run(ranks, &resumed.0, &flags(layout)), 0, &["at step 4, sample 32", "done: loss"]);
+            let resumed = resume_at(from, 4, ranks, &flags(layout));
             let what = format!("`{}` to `{layout}`", layouts[at].1);
             assert_like(8, &metrics(&from.0), &metrics(&resumed.0), &what);
             if layout == layouts[at].1 {
-                assert_eq!(metrics(&from.0), metrics(&resumed.0), "{what}: the same layout has the same bits");
+                assert_same(&resumed, from, "the same layout");
             }
         }
     }
@@ -49,10 +47,8 @@ fn a_checkpoint_of_copied_key_heads_has_each_once_and_goes_on_with_another_numbe
     for (at, from) in unbroken.iter().enumerate() {
         assert_like(8, &metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
         for &(ranks, layout) in &layouts {
-            let resumed = Folder::new(&format!("copies-{at}-{ranks}"));
-            copy_run(&from.0, &resumed.0, 4);
             let flags = flags(&format!("{model} {layout}"));
-            expect(&run(ranks, &resumed.0, &flags), 0, &["at step 4, sample 32", "done: loss"]);
+            let resumed = resume_at(from, 4, ranks, &flags);
             assert_like(8, &metrics(&from.0), &metrics(&resumed.0), &format!("`{}` to `{layout}`", layouts[at].1));
         }
     }

@@ -56,19 +56,3 @@ fn a_large_layout_is_told_as_small_ones_before_any_step() {
         "{text}"
     );
 }
-
-#[test]
-fn wrong_flags_are_refused_before_any_work() {
-    for (line, parts) in [
-        (
-            "--ranks 3 -- --tensor-model-parallel-size 2",
-            &["parallel.tensor = 2 on 3 ranks", "Fix: set parallel.tensor"][..],
-        ),
-        ("--ranks 2 -- --layers 0", &["model.layers = 0"]),
-        ("--ranks 2 -- --tensor-model-paralel-size 2", &["--tensor-model-parallel-size"]),
-        ("--ranks 2 -- --freeze *", &["optimizer.freeze", "a run trains at least one parameter"]),
-        ("-- --layers 2", &["--ranks"]),
-    ] {
-        expect(&verify(line), 2, &[parts, &[". Rule: "]].concat());
-    }
-}

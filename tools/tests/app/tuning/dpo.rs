@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 use super::sft::{TEMPLATE, answers};
-use crate::harness::{Folder, cases, expect, mpirun, printed};
+use crate::harness::{Folder, cases, expect, logged_steps, mpirun, printed};
 
 /// Tokens of the model: 256 bytes, and the token that ends a text.
 const VOCAB: usize = 257;
@@ -146,9 +146,8 @@ fn numbers(folder: &Path) -> Vec<Vec<f64>> {
 
 /// The numbers of these names of each step.
 pub fn numbers_of(names: &[&str], folder: &Path) -> Vec<Vec<f64>> {
-    let text = std::fs::read_to_string(folder.join("log/metrics.jsonl")).unwrap();
-    let steps = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    steps.map(|step| names.iter().map(|name| step[name].as_f64().unwrap_or(f64::NAN)).collect()).collect()
+    let steps = logged_steps(&folder.join("log"));
+    steps.iter().map(|step| names.iter().map(|name| step[name].as_f64().unwrap_or(f64::NAN)).collect()).collect()
 }
 
 /// The numbers of these names that TRL has for each step with a loss.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, bits, expect, mpirun, printed, run};
+use crate::harness::{Folder, bits, expect, logged_steps, mpirun, printed, run};
 
 /// Text of so many samples of 16 tokens.
 fn text(folder: &Path, name: &str, samples: usize) {
@@ -34,9 +34,7 @@ fn eval_has_the_validation_loss_of_training_in_any_layout_and_of_any_number_of_s
     let path = |name: &str| folder.path(name).display().to_string();
     let data = format!("--data-path {} --validation-path {}", path("train.txt"), path("held-out.txt"));
     expect(&run(1, &folder.0, &format!("--layers 2 --steps 6 --eval-iters 5 {data}")), 0, &["done: loss"]);
-    let metrics = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
-    let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
-    let expected = last["validation_loss"].as_f64().unwrap();
+    let expected = logged_steps(&folder.path("log")).last().unwrap()["validation_loss"].as_f64().unwrap();
 
     let sizes = "--global-batch-size 8";
     let results = eval(&folder, 1, &format!("saved held-out.txt begin.txt {sizes}"));
@@ -84,8 +82,7 @@ fn further_validation_sets_have_the_losses_of_eval_and_change_no_bit() {
         let output =
             run(ranks, &place, &format!("--layers 2 --steps 6 --eval-interval 3 --eval-iters 5 {data} {flags}"));
         expect(&output, 0, &["done: loss"]);
-        let metrics = std::fs::read_to_string(place.join("log/metrics.jsonl")).unwrap();
-        let rows: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let rows = logged_steps(&place.join("log"));
         (place, printed(&output), rows)
     };
     let sets = format!("--validation-sets same={} few={} --tensorboard", path("held-out.txt"), path("begin.txt"));
@@ -137,8 +134,7 @@ fn the_validation_loss_has_each_sample_of_a_small_set_once() {
         );
         let _ = ["log", "saved"].map(|name| std::fs::remove_dir_all(folder.path(name)));
         expect(&run(ranks, &folder.0, &flags), 0, &["done: loss"]);
-        let metrics = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
-        let row: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        let row = logged_steps(&folder.path("log")).pop().unwrap();
         assert_eq!(row["validation_sets"]["same"], row["validation_loss"], "{flags}");
         row["validation_loss"].as_f64().unwrap()
     };

@@ -8,7 +8,7 @@ use tokenizers::AddedToken;
 use super::lora::values;
 use super::sft::{flags, write_chats};
 use crate::data_files::{LICENSES, small_tokenizer};
-use crate::harness::{Folder, expect, metrics, mpirun, printed, run, trainer};
+use crate::harness::{Folder, expect, logged_steps, metrics, mpirun, printed, run, trainer};
 
 #[test]
 fn epochs_become_the_steps_that_have_as_many_samples() {
@@ -319,6 +319,5 @@ fn split(line: &str) -> Vec<&str> {
 
 /// The losses of a run, by step.
 fn metrics_in(folder: &Folder, log: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(folder.path(log).join("metrics.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].clone()).collect()
+    logged_steps(&folder.path(log)).iter().map(|step| step["loss"].clone()).collect()
 }

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use serde_json::Value;
 
-use crate::harness::{Folder, copy_run, expect, metrics, run};
+use crate::harness::{Folder, expect, losses, metrics, resume_at, run};
 
 const FROZEN: &str = "--freeze wte.weight h.0.attn.* *.bias";
 
@@ -23,10 +22,6 @@ fn tensors(folder: &Path, step: usize, file: &str) -> Vec<(String, Vec<u8>)> {
     let bytes = std::fs::read(folder.join(format!("saved/step-{step:08}/{file}.safetensors"))).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     file.tensors().into_iter().map(|(name, tensor)| (name, tensor.data().to_vec())).collect()
-}
-
-fn losses(lines: &[Value]) -> Vec<f64> {
-    lines.iter().map(|line| line[0].as_f64().unwrap()).collect()
 }
 
 #[test]
@@ -53,13 +48,9 @@ fn a_partly_frozen_model_is_saved_whole_without_moments_of_frozen_parts_and_goes
     let layouts =
         [(2, "--use-distributed-optimizer"), (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2")];
     for (ranks, layout) in layouts {
-        let folder = Folder::new("frozen-layout");
-        copy_run(&alone.0, &folder.0, 4);
-        expect(&run(ranks, &folder.0, &flags(layout)), 0, &["at step 4, sample 32", "done: loss"]);
-        let resumed = Folder::new("frozen-back");
-        copy_run(&folder.0, &resumed.0, 8);
-        expect(&run(1, &resumed.0, &flags("--steps 12").replacen("--steps 8", "", 1)), 0, &["at step 8", "done: loss"]);
-        let (ours, theirs) = (losses(&metrics(&folder.0)), losses(&metrics(&alone.0)));
+        let folder = resume_at(&alone, 4, ranks, &flags(layout));
+        let resumed = resume_at(&folder, 8, 1, &flags("--steps 12").replacen("--steps 8", "", 1));
+        let (ours, theirs) = (losses(&folder), losses(&alone));
         assert_eq!(ours.len(), 8);
         let close = ours.iter().zip(&theirs).all(|(a, b)| (a / b - 1.0).abs() < 1e-5);
         assert!(close, "{layout}: {ours:?} and {theirs:?}");

@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 use trainer::hf::{DataType, Direction, convert};
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, run, stdout_of};
+use crate::harness::{Folder, assert_same, expect, losses, resume_at, run, stdout_of};
 use crate::hugging_face::models::{logits, plan, python, save, stage_of, trained};
 
 pub const TOKENS: [i32; 11] = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 264];
@@ -119,17 +119,15 @@ fn frozen_weights_in_bf16_are_saved_so_and_the_run_goes_on_with_the_same_bits() 
          --hidden-size 64 --ffn 192 --frozen-weights nf4",
         base.path("saved").display()
     );
-    let (whole, resumed) = (Folder::new("lora-bf16"), Folder::new("lora-bf16-resumed"));
+    let whole = Folder::new("lora-bf16");
     expect(&run(1, &whole.0, &flags), 0, &["done: loss"]);
     let bytes = std::fs::read(whole.path("saved/step-00000008/model.safetensors")).unwrap();
     for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
         let wanted = if is_adapter(&name) { Dtype::F32 } else { Dtype::BF16 };
         assert_eq!(tensor.dtype(), wanted, "{name}");
     }
-    copy_run(&whole.0, &resumed.0, 4);
-    expect(&run(1, &resumed.0, &flags), 0, &["at step 4", "done: loss"]);
-    assert_eq!(metrics(&resumed.0), metrics(&whole.0));
-    assert_eq!(bits(&resumed.0, 8), bits(&whole.0, 8));
+    let resumed = resume_at(&whole, 4, 1, &flags);
+    assert_same(&resumed, &whole, "");
     // Norms have no adapters.
     let merged = whole.path("merged/model.safetensors");
     convert(&whole.path("saved"), &whole.path("merged"), Direction::ToHuggingFace(DataType::F32)).unwrap();
@@ -166,17 +164,13 @@ fn a_run_with_adapters_trains_them_alone_and_goes_on_from_its_checkpoint_in_any_
     assert_eq!(adapters, 2 * 2, "A and B: q and v share theirs");
 
     // From the checkpoint of step 4, to the same losses: to the bit in the same layout.
-    let losses =
-        |folder: &Folder| -> Vec<f64> { metrics(&folder.0).iter().map(|line| line[0].as_f64().unwrap()).collect() };
     for (ranks, layout, within) in [
         (1, "", 0.0),
         (2, "--data-parallel-sharding-strategy optim_grads_params", 1e-5),
         // Each rank drops inputs of `down_proj` by a mask of its own.
         (2, "--tensor-model-parallel-size 2", 1e-2),
     ] {
-        let folder = Folder::new("lora-resumed");
-        copy_run(&whole.0, &folder.0, 4);
-        expect(&run(ranks, &folder.0, &format!("{flags} {layout}")), 0, &["at step 4", "done: loss"]);
+        let folder = resume_at(&whole, 4, ranks, &format!("{flags} {layout}"));
         let (ours, theirs) = (losses(&folder), losses(&whole));
         let close = ours.iter().rev().zip(theirs.iter().rev()).take(4).all(|(a, b)| (a / b - 1.0).abs() <= within);
         assert!(close, "{layout}: {ours:?} and {theirs:?}");

@@ -1,6 +1,6 @@
 //! Runs with parameters that have a learning rate of their own.
 
-use crate::harness::{Folder, bits, copy_run, expect, metrics, run};
+use crate::harness::{Folder, bits, expect, losses, resume_at, run};
 
 const GROUPS: &str = "--param-groups wte.*=0.1 h.0.*=0.5,0.0 *.bias=2";
 
@@ -16,16 +16,12 @@ fn a_run_with_groups_continues_to_the_same_bits_and_in_any_layout() {
     expect(&run(1, &alone.0, &flags(GROUPS)), 0, &[&shown[..], &["done: loss"]].concat());
     expect(&run(1, &plain.0, &flags("")), 0, &["done: loss"]);
     assert_ne!(bits(&alone.0, 8), bits(&plain.0, 8));
-    let losses =
-        |folder: &Folder| -> Vec<f64> { metrics(&folder.0).iter().map(|line| line[0].as_f64().unwrap()).collect() };
     for (ranks, layout) in [
         (1, "--enable-cuda-graph"),
         (2, "--use-distributed-optimizer --enable-cuda-graph"),
         (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
     ] {
-        let folder = Folder::new("groups-resumed");
-        copy_run(&alone.0, &folder.0, 4);
-        expect(&run(ranks, &folder.0, &flags(&format!("{GROUPS} {layout}"))), 0, &["at step 4", "done: loss"]);
+        let folder = resume_at(&alone, 4, ranks, &flags(&format!("{GROUPS} {layout}")));
         if ranks == 1 {
             assert_eq!(bits(&folder.0, 8), bits(&alone.0, 8));
         }

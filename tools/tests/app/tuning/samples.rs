@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{Folder, expect, metrics, printed, run};
+use crate::harness::{Folder, cases, expect, metrics, printed, run, trainer};
 
 /// Every line of `samples.jsonl`.
 fn samples(folder: &Folder) -> Vec<Value> {
@@ -40,11 +40,8 @@ fn samples_are_logged_and_change_no_bit_of_the_training() {
         if ranks == 1 {
             assert_eq!(metrics(&folder.0), metrics(&without.0), "{graphs}");
         }
-        let page = folder.path("page.html");
-        let mut report = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
-        report.arg("report").arg(folder.path("log")).arg("--output").arg(&page);
-        expect(&report.output().unwrap(), 0, &[]);
-        let page = std::fs::read_to_string(page).unwrap();
+        expect(&trainer(&folder.0, "report log --output page.html"), 0, &[]);
+        let page = std::fs::read_to_string(folder.path("page.html")).unwrap();
         assert!(page.contains("<h2 id=\"samples-heading\">Samples</h2>") && page.contains("After &quot;ab&quot;"));
     }
 }
@@ -77,11 +74,7 @@ fn last_sample_and_resumed_run(adapters: &str) {
     let folder = with_prompts("samples-resumed", "ab\n");
     let more = |steps: usize| flags(&folder, &format!("--steps {steps} --save-interval 3 {adapters}"));
     expect(&run(1, &folder.0, &more(4)), 0, &["done: loss"]);
-    let mut sample = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
-    sample
-        .args(["sample", "--prompt", "ab", "--tokens", "64", "--threads", "1", "--checkpoint"])
-        .arg(folder.path("saved"));
-    let written = sample.output().unwrap();
+    let written = trainer(&folder.0, "sample --prompt ab --tokens 64 --threads 1 --checkpoint saved");
     let text = samples(&folder)[1]["samples"][0]["text"].as_str().unwrap().to_string();
     assert_eq!(String::from_utf8_lossy(&written.stdout), format!("ab{text}\n"));
     std::fs::remove_dir_all(folder.path("saved/step-00000004")).unwrap();
@@ -94,33 +87,10 @@ fn last_sample_and_resumed_run(adapters: &str) {
 #[test]
 fn a_run_that_cannot_write_samples_is_refused_with_the_reason() {
     let folder = with_prompts("samples-refused", "ab\n");
-    for (ranks, more, parts) in [
-        (2, "--tensor-model-parallel-size 2", ["parallel.tensor = 2", "needs all of the model", "trainer sample"]),
-        (
-            2,
-            "--pipeline-model-parallel-size 2 --layers 2",
-            ["parallel.pipeline = 2", "all of the model", "trainer sample"],
-        ),
-        (
-            2,
-            "--use-distributed-optimizer",
-            ["distributed_optimizer", "its own part of the newest weights", "checkpoint"],
-        ),
-        (1, "--kind mlp", ["model.kind = \"mlp\"", "only a gpt writes text", ""]),
-        (
-            1,
-            "--bf16 --fp8-format hybrid --ffn 64",
-            ["precision.fp8 = \"hybrid\"", "multiples of 16 rows", "trainer sample"],
-        ),
-        (
-            1,
-            "--lora-rank 2 --frozen-weights nf4 --hidden-size 64 --ffn 192",
-            ["precision.frozen_weights = \"nf4\"", "while their layer runs", "trainer sample"],
-        ),
-        (1, "--sample-interval 0", ["logging.sample_interval = 0", "at least 1", ""]),
-    ] {
+    for (line, parts) in cases("samples") {
+        let (ranks, more) = line.split_once(' ').unwrap();
         let flags = format!("--sample-prompts {} --steps 1 {more}", folder.path("prompts.txt").display());
-        expect(&run(ranks, &folder.0, &flags), 2, &parts);
+        expect(&run(ranks.parse().unwrap(), &folder.0, &flags), 2, &parts);
     }
     std::fs::write(folder.path("prompts.txt"), "\n \n").unwrap();
     expect(&run(1, &folder.0, &flags(&folder, "--steps 1")), 2, &["prompts.txt has 0 lines with text"]);

@@ -7,7 +7,9 @@ use std::process::{Command, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::harness::{Folder, cases, checkpoint, copy_folder, expect, metrics, printed, run, saved, stdout_of};
+use crate::harness::{
+    Folder, cases, checkpoint, copy_folder, expect, metrics, printed, run, saved, stdout_of, trainer,
+};
 
 /// A model learns four answers. All conversations are short, so that they fit the model's context of 48 bytes.
 const TAUGHT: [(&str, &str); 4] = [("sky", "blue"), ("sun", "yellow"), ("grass", "green"), ("snow", "white")];
@@ -249,9 +251,7 @@ fn a_template_that_leaves_out_or_cuts_answers_is_refused_and_one_that_does_so_at
     write_chats(&folder.0);
     let inspect = |name: &str, template: &str, data: &str| {
         std::fs::write(folder.path(name), template).unwrap();
-        let arguments = ["data", "inspect", "--sft", "--chat-template", name, data];
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-        command.args(arguments).current_dir(&folder.0).output().unwrap()
+        trainer(&folder.0, &format!("data inspect --sft --chat-template {name} {data}"))
     };
     // ShareGPT's name for a content; the first letters of answers; a template that marks something else.
     for (name, template, says) in [
@@ -267,10 +267,8 @@ fn a_template_that_leaves_out_or_cuts_answers_is_refused_and_one_that_does_so_at
         let example = format!("chats.jsonl line 1 message 2, \"blue\", and {says}");
         expect(&inspect(name, &template, "chats.jsonl"), 2, &[&refused, &example, "Fix: correct the template"]);
     }
-    let mut train = Command::new(env!("CARGO_BIN_EXE_trainer"));
     let flags = flags(&folder.0, "--steps 1").replace("template.jinja", "value.jinja");
-    let output = train.args(flags.split(' ')).current_dir(&folder.0).output().unwrap();
-    expect(&output, 2, &["value.jinja leaves out or changes an answer", "message 2, \"blue\""]);
+    expect(&trainer(&folder.0, &flags), 2, &["value.jinja leaves out or changes an answer", "message 2, \"blue\""]);
 
     // Of 20 conversations 1 + 7 have the answer that it changes.
     let at_times = TEMPLATE.replace("'A ' + m.content", "'A ' + m.content.replace('green', 'red')");
@@ -313,8 +311,7 @@ fn conversations_that_cannot_be_used_are_refused_by_name() {
     write("long.jsonl", &talk(""));
     write("counts.jinja", "{{ messages | length }}{{ messages[-1].content }}");
     for (flags, says) in cases("conversations") {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-        let output = command.args(flags.split(' ')).args(["--steps", "1"]).current_dir(&folder.0).output().unwrap();
+        let output = trainer(&folder.0, &format!("{flags} --steps 1"));
         expect(&output, 2, &says);
         expect(&output, 2, &["Rule: ", "Fix: "]);
     }
