@@ -1,11 +1,11 @@
 //! Groups of ranks, as a stream sees them. Implementations are in the `parallel` crate.
 
 use std::any::Any;
-use std::rc::Rc;
+use std::ops::Range;
 
 use crate::cuda::Peers;
 use crate::ops::RowsOfRanks;
-use crate::{Area, Error, Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// A kind of transfer between the ranks of a communicator. Ranks are numbered within the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,12 +158,13 @@ pub trait Communicator: std::fmt::Debug {
         self.peers().is_some()
     }
 
-    /// Lets the group's other GPUs write [rows](CollectiveKind::Rows) into the area, until the returned value is dropped. All ranks
-    /// call it together, for areas that belong together, and drop the values together. `None` if no other GPU writes there.
+    /// Lets the group's other GPUs write [rows](CollectiveKind::Rows) into an area, given by its addresses, until the returned
+    /// value is dropped. The area outlives that value. All ranks call it together, for areas that belong together, and drop
+    /// the values together. `None` if no other GPU writes there.
     ///
     /// # Errors
     /// The driver's, on any rank.
-    fn share(&self, _area: &Rc<Area>) -> Result<Option<SharedArea>> {
+    fn share(&self, _area: Range<u64>) -> Result<Option<SharedArea>> {
         Ok(None)
     }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +10,7 @@ use cudarc::driver::{result as driver, sys as cuda};
 use cudarc::nccl::sys;
 use device::cuda::{Peers, StreamHandle};
 use device::ops::CollectiveKind;
-use device::{Area, Communicator, DType, Error, Probe, Request, Result, SharedArea, Tensor};
+use device::{Communicator, DType, Error, Probe, Request, Result, SharedArea, Tensor};
 
 use crate::mpi::MpiGroup;
 use crate::nccl_library::{Done as _, NcclLibrary};
@@ -143,7 +144,7 @@ impl Communicator for NcclCommunicator {
         self.peers.as_ref().and_then(|link| link.peers())
     }
 
-    fn share(&self, area: &Rc<Area>) -> Result<Option<SharedArea>> {
+    fn share(&self, area: Range<u64>) -> Result<Option<SharedArea>> {
         let shared = self.peers.as_ref().map(|link| link.share(area)).transpose();
         shared.map_err(|problem| Error::Communication {
             collective: "the sharing of memory",

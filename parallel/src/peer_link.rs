@@ -1,9 +1,10 @@
 //! Connects the memory of a group's GPUs, so that kernels of one can read that of the others.
 
+use std::ops::Range;
 use std::rc::Rc;
 
+use device::SharedArea;
 use device::cuda::{GpuProperties, PeerHandle, PeerWindow, Peers};
-use device::{Area, SharedArea};
 
 use crate::mpi::MpiGroup;
 
@@ -63,14 +64,13 @@ impl PeerLink {
     ///
     /// # Errors
     /// The reason that this rank knows.
-    pub(crate) fn share(self: &Rc<Self>, area: &Rc<Area>) -> Result<SharedArea, String> {
+    pub(crate) fn share(self: &Rc<Self>, area: Range<u64>) -> Result<SharedArea, String> {
         let told = |why: NoLink| why.to_string();
         let peers = self.peers().ok_or("the link is gone")?;
-        let handle = agreed(&self.group, Peers::handle_of(area.address()).map_err(refused)).map_err(told)?;
+        let handle = agreed(&self.group, Peers::handle_of(area.start).map_err(refused)).map_err(told)?;
         let handles: Vec<_> = self.group.all_gather(&handle).as_chunks().0.to_vec();
-        let shared = Reached { link: self.clone(), area: area.clone() };
-        let own = area.address()..area.address() + area.bytes() as u64;
-        agreed(&self.group, peers.reach(own, &handles).map_err(refused)).map_err(told)?;
+        let shared = Reached { link: self.clone(), start: area.start };
+        agreed(&self.group, peers.reach(area, &handles).map_err(refused)).map_err(told)?;
         Ok(Box::new(shared))
     }
 }
@@ -78,14 +78,15 @@ impl PeerLink {
 /// Memory that the group's other GPUs reach.
 struct Reached {
     link: Rc<PeerLink>,
-    area: Rc<Area>,
+    /// Where this rank's memory begins.
+    start: u64,
 }
 
 impl Drop for Reached {
-    /// Leaves the other ranks' areas. This rank's is freed once all ranks have done so.
+    /// Leaves the other ranks' areas, and waits until all ranks have done so: then this rank's may be freed.
     fn drop(&mut self) {
         // A failed kernel is told where its results are waited for.
-        let _ = self.link.peers().map(|peers| peers.leave(self.area.address()));
+        let _ = self.link.peers().map(|peers| peers.leave(self.start));
         if !std::thread::panicking() {
             self.link.group.barrier();
         }

@@ -1,5 +1,6 @@
 //! Memory at fixed addresses, and the names of the buffers in it.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::memory::{ALIGNMENT, AreaInfo, AreaMemory, Home};
@@ -304,6 +305,11 @@ impl Area {
     /// The area's size in bytes, as it was asked for.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The addresses of the area's bytes.
+    pub fn addresses(&self) -> Range<u64> {
+        self.start..self.start + self.bytes as u64
     }
 
     /// A tensor at `offset` bytes, as a new buffer of that name.

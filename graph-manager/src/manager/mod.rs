@@ -247,7 +247,7 @@ impl<P: Policy> CudaGraphManager<P> {
         for with in programs.flat_map(|program| program.communicators_of_rows()) {
             for (&kind, area) in self.areas.iter().filter(|(kind, _)| kind.home() == Home::Device) {
                 if !self.shared.iter().any(|shared| shared.area == kind && Rc::ptr_eq(&shared.with, with)) {
-                    let _held = with.share(area)?;
+                    let _held = with.share(area.addresses())?;
                     self.shared.push(Shared { area: kind, with: with.clone(), _held });
                 }
             }

@@ -3,7 +3,6 @@
 
 use std::fmt::Display;
 use std::hash::Hash;
-use std::rc::Rc;
 
 use device::{ALIGNMENT, Area, BufferId, Device, Home, Tensor};
 
@@ -35,13 +34,13 @@ impl Binding {
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn apart<R>(device: &Device, program: &Program<R>) -> Result<([Rc<Area>; 2], Binding)> {
+    pub(crate) fn apart<R>(device: &Device, program: &Program<R>) -> Result<([Area; 2], Binding)> {
         let allocate = |home| {
             let bytes = Binding::bytes_apart(program, home);
-            device.allocate_in(home, "memory of a step that is verified", bytes).map(Rc::new)
+            device.allocate_in(home, "memory of a step that is verified", bytes)
         };
         let areas = [allocate(Home::Device)?, allocate(Home::Host)?];
-        let mut ends = areas.each_ref().map(|area| area.address());
+        let mut ends = areas.each_ref().map(Area::address);
         let place = |taken: &Taken| {
             let end = &mut ends[usize::from(taken.home == Home::Host)];
             let place = BoundBuffer { address: *end, buffer: taken.buffer };

@@ -130,11 +130,12 @@ impl<P: Policy> CudaGraphManager<P> {
     ) -> Result<Verified> {
         let device = self.pool.device().clone();
         let program = self.states[&key].programs[&microbatches].clone();
+        // Dropped in the other order: an area outlives what shares it.
         let (_areas, _shared, apart) = match how.memory {
             EagerMemory::Apart => {
                 let (areas, binding) = Binding::apart(&device, &program)?;
                 let with = program.communicators_of_rows().into_iter();
-                let shared = with.map(|with| with.share(&areas[0])).collect::<device::Result<Vec<_>>>()?;
+                let shared = with.map(|with| with.share(areas[0].addresses())).collect::<device::Result<Vec<_>>>()?;
                 (Some(areas), shared, Some(Rc::new(binding)))
             }
             EagerMemory::Shared => (None, Vec::new(), None),
