@@ -84,7 +84,10 @@ fn layouts_have_the_numbers_of_one_rank_and_options_are_told_and_checked() {
         ("--own-part other", "own.part = \"other\" (--own-part). Rule: the value is one of squared-relu"),
         ("--own-data counting --data-path text.txt", "Rule: a run has one source of samples"),
         ("--own-part squared-relu --mlp-tiles 2", "own.part with recompute.mlp_tiles = 2"),
-        ("--experts 4 --swiglu", "own.part with model.experts = 4. Rule: the part takes the place of dense feed-forward layers"),
+        (
+            "--experts 4 --swiglu",
+            "own.part with model.experts = 4. Rule: the part takes the place of dense feed-forward layers",
+        ),
     ] {
         let text = run(folder.path(), 2, &format!("{part} --steps 1 {flags}"));
         assert!(text.contains(error), "{flags}: {text}");
