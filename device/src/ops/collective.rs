@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::{
-    Accesses, Operation, RowsOfRanks, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float,
+    Accesses, HasTensors, Operation, RowsOfRanks, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float,
 };
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, DType, Request, Result, Tensor};
@@ -154,10 +154,10 @@ impl Operation for Collective {
         Accesses::default().reads(takes.then_some(self.input)).reads(of_rows).writes(gives.then_some(self.output))
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        [&mut self.input, &mut self.output].into_iter().for_each(&mut *visit);
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
+        [&mut self.input, &mut self.output].into_iter().for_each(&mut *each);
         if let CollectiveKind::Rows(rows) = &mut self.kind {
-            rows.visit(visit);
+            rows.each_tensor(each);
         }
     }
 }

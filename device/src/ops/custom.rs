@@ -240,7 +240,7 @@ impl Operation for Custom {
         self.placed.clone()
     }
 
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        self.placed.reads.iter_mut().chain(&mut self.placed.writes).for_each(visit);
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
+        self.placed.reads.iter_mut().chain(&mut self.placed.writes).for_each(each);
     }
 }

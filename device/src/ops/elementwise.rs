@@ -1,6 +1,6 @@
 //! Copies, sums and constants.
 
-use super::{Operation, SequenceShare, Visit, ensure, ensure_apart, ensure_elements, ensure_float, tensors};
+use super::{HasTensors, Operation, SequenceShare, ensure, ensure_apart, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output = a + b`, elementwise. `output` may be `a`, and must not overlap with `a` or `b` otherwise.
@@ -106,7 +106,7 @@ pub struct ColumnRange {
     pub output: Tensor,
 }
 
-impl Visit for ColumnRange {
+impl HasTensors for ColumnRange {
     tensors! { output }
 }
 

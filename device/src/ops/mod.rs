@@ -10,6 +10,7 @@ mod accesses;
 mod checks;
 mod collective;
 mod custom;
+mod each_tensor;
 mod elementwise;
 mod launcher;
 mod move_bytes;
@@ -23,7 +24,6 @@ mod select;
 mod sequence_share;
 #[cfg(feature = "trainer-ops")]
 mod trainer;
-mod visit;
 mod when;
 
 pub use accesses::Accesses;
@@ -32,6 +32,7 @@ pub(crate) use checks::ensure_heads;
 pub(crate) use checks::{ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape};
 pub use collective::Collective;
 pub use custom::{Custom, CustomOp};
+pub(crate) use each_tensor::{HasTensors, tensors};
 pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Multiply, Poison};
 pub use launcher::Launcher;
 pub use move_bytes::Move;
@@ -44,7 +45,6 @@ pub use select::{Condition, Select};
 pub use sequence_share::{KeysOfRank, SequenceShare};
 #[cfg(feature = "trainer-ops")]
 pub use trainer::*;
-pub(crate) use visit::{Visit, tensors};
 pub use when::When;
 
 pub use crate::communicator::CollectiveKind;

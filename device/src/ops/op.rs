@@ -148,16 +148,16 @@ macro_rules! operations {
                 ].to_vec()
             }
 
-            /// Calls `visit` with every tensor of the operation. `visit` may replace the tensor. The order is always the
+            /// Calls `each` with every tensor of the operation. `each` may replace the tensor. The order is always the
             /// same.
             /// A tensor that is named twice is shown twice.
             ///
             /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant). A hash can
             /// be made of these.
-            pub fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+            pub fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
                 match self {
-                    $(Op::$name(op) => op.visit(visit),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.visit(visit),)*
+                    $(Op::$name(op) => op.each_tensor(each),)*
+                    $(#[cfg(feature = $feature)] Op::$more(op) => op.each_tensor(each),)*
                 }
             }
 
@@ -166,7 +166,7 @@ macro_rules! operations {
             /// gives the same answer if a tensor is named again.
             #[must_use]
             pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {
-                self.visit(&mut |tensor| *tensor = place(*tensor));
+                self.each_tensor(&mut |tensor| *tensor = place(*tensor));
                 self
             }
         }

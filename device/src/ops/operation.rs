@@ -61,7 +61,7 @@ pub trait Operation: Clone + PartialEq {
         None
     }
 
-    /// Shows `visit` every tensor that it names. `visit` may replace the tensor. The order is always the same. A tensor
+    /// Calls `each` with every tensor of the operation. `each` may replace the tensor. The order is always the same. A tensor
     /// that is named twice is shown twice.
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor));
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor));
 }

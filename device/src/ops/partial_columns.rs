@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Accesses, Operation, Visit, ensure_dtype, ensure_elements, tensors};
+use super::{Accesses, HasTensors, Operation, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A sum of columns in parts, and the output for the whole.
@@ -14,7 +14,7 @@ pub struct PartialColumns {
     pub output: Tensor,
 }
 
-impl Visit for PartialColumns {
+impl HasTensors for PartialColumns {
     tensors! { partial, output }
 }
 

@@ -14,5 +14,5 @@ impl Operation for ProgressMark {
         Accesses::default()
     }
 
-    fn visit(&mut self, _visit: &mut dyn FnMut(&mut Tensor)) {}
+    fn each_tensor(&mut self, _each: &mut dyn FnMut(&mut Tensor)) {}
 }

@@ -6,7 +6,7 @@
 //! expert: first those of rank 0, and those of a rank in its own order. So a row is moved once, and sorted once.
 
 use crate::ops::{
-    Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors,
+    HasTensors, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -96,7 +96,7 @@ impl RowsOfRanks {
     }
 }
 
-impl Visit for RowsOfRanks {
+impl HasTensors for RowsOfRanks {
     tensors! { offsets, places, pairs }
 }
 

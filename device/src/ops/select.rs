@@ -1,6 +1,6 @@
 //! A choice between two tensors.
 
-use super::{Operation, Visit, ensure, ensure_apart, ensure_dtype, ensure_elements, tensors};
+use super::{HasTensors, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output = condition ? a : b`, elementwise. `output` may be `a` or `b`, and must not overlap with them otherwise.
@@ -38,10 +38,10 @@ impl Condition {
     }
 }
 
-impl Visit for Condition {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+impl HasTensors for Condition {
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
         match self {
-            Condition::Flag(tensor) | Condition::Mask(tensor) => visit(tensor),
+            Condition::Flag(tensor) | Condition::Mask(tensor) => each(tensor),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Work that runs only if a flag in device memory says so.
 
 use super::select::check_flag;
-use super::{Accesses, Operation, Visit, ensure, tensors};
+use super::{Accesses, HasTensors, Operation, ensure, tensors};
 use crate::{Op, Result, Tensor};
 
 /// Runs operations, one after the other, if a flag in device memory is not 0 when their turn comes. The host does not
@@ -141,8 +141,8 @@ fn add(tensors: &mut Vec<Tensor>, tensor: &Tensor) {
     }
 }
 
-impl Visit for Op {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
-        Op::visit(self, visit);
+impl HasTensors for Op {
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
+        Op::each_tensor(self, each);
     }
 }

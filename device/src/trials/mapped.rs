@@ -93,7 +93,7 @@ fn an_operation_of_every_kind_is_mapped_and_compared_with_all_its_tensors() {
         assert_eq!((after.reads, after.writes), (shifted(&before.reads), shifted(&before.writes)), "{op:?}");
 
         let mut tensors = Vec::new();
-        op.clone().visit(&mut |tensor| tensors.push(*tensor));
+        op.clone().each_tensor(&mut |tensor| tensors.push(*tensor));
         let mut back = tensors.iter().copied();
         assert!(op == op.clone() && moved.map(|_| back.next().unwrap()) == op, "{op:?}");
         for changed in 0..tensors.len() {

@@ -39,11 +39,11 @@ pub(crate) struct SavedOnHost {
     layers: usize,
     queues: HostQueues,
     /// By layer and microbatch: the tensors that the forward has saved.
-    noted: Rc<RefCell<HashMap<Visit, Vec<Tensor>>>>,
+    noted: Rc<RefCell<HashMap<LayerAndMicrobatch, Vec<Tensor>>>>,
 }
 
 /// A layer and a microbatch.
-type Visit = (usize, usize);
+type LayerAndMicrobatch = (usize, usize);
 
 impl SavedOnHost {
     /// Of so many layers of each chunk.
@@ -74,13 +74,13 @@ fn is_within(tensor: &Tensor, other: &Tensor) -> bool {
 /// The pass, with the tensors that have left and come back in a step.
 pub(crate) struct Present {
     queues: HostQueues,
-    noted: Rc<RefCell<HashMap<Visit, Vec<Tensor>>>>,
+    noted: Rc<RefCell<HashMap<LayerAndMicrobatch, Vec<Tensor>>>>,
     /// By layer: the layer before it, if the tensors of that one leave.
     before: HashMap<usize, usize>,
     /// By layer and microbatch: tensors, each with its copy on the host.
-    away: HashMap<Visit, Vec<(Tensor, Tensor)>>,
+    away: HashMap<LayerAndMicrobatch, Vec<(Tensor, Tensor)>>,
     /// By layer and microbatch: tensors, each with the copy that came back.
-    here: HashMap<Visit, Vec<(Tensor, Tensor)>>,
+    here: HashMap<LayerAndMicrobatch, Vec<(Tensor, Tensor)>>,
     /// The region under way has begun moves.
     begun: bool,
 }
@@ -104,20 +104,20 @@ impl Present {
     }
 
     /// Begins to move the tensors that a forward has saved to the host.
-    fn send(&mut self, piece: &mut Piece<Region>, visit: Visit) {
-        let saved = self.noted.borrow_mut().remove(&visit).unwrap_or_default();
+    fn send(&mut self, piece: &mut Piece<Region>, at: LayerAndMicrobatch) {
+        let saved = self.noted.borrow_mut().remove(&at).unwrap_or_default();
         let (moved, entries) =
             moves(piece, saved.into_iter().map(|saved| (saved, saved)), Home::Host, &self.queues.to_host);
         self.begin(piece, entries);
-        self.away.insert(visit, moved);
+        self.away.insert(at, moved);
     }
 
     /// Begins to move them back.
-    fn fetch(&mut self, piece: &mut Piece<Region>, visit: Visit) {
-        let away = self.away.remove(&visit).unwrap_or_default();
+    fn fetch(&mut self, piece: &mut Piece<Region>, at: LayerAndMicrobatch) {
+        let away = self.away.remove(&at).unwrap_or_default();
         let (moved, entries) = moves(piece, away.into_iter(), Home::Device, &self.queues.from_host);
         self.begin(piece, entries);
-        self.here.insert(visit, moved);
+        self.here.insert(at, moved);
     }
 
     fn begin(&mut self, piece: &mut Piece<Region>, moves: Vec<PieceEntry>) {
@@ -155,7 +155,7 @@ impl StepPass<Region> for Present {
             | Region::Module { phase: Phase::Backward, layer, microbatch, .. } => Some((layer, microbatch)),
             _ => None,
         };
-        if let Some(copies) = of_backward.and_then(|visit| self.here.get(&visit)) {
+        if let Some(copies) = of_backward.and_then(|at| self.here.get(&at)) {
             let entries = &mut piece.entries;
             entries.iter_mut().for_each(|entry| copies.iter().for_each(|(saved, copy)| entry.use_copy(saved, copy)));
         }

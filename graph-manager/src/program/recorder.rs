@@ -414,7 +414,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         let work = match work {
             Work::Op(mut op) => {
                 digest.add_hash(&discriminant(&*op));
-                op.visit(&mut |tensor| {
+                op.each_tensor(&mut |tensor| {
                     let (local, base) = self.mention(tensor.buffer);
                     digest.add(u64::from(local));
                     digest.add(tensor.address - base);

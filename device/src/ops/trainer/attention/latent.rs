@@ -1,6 +1,6 @@
 //! Latent attention (DeepSeek-V2, 2024): queries, keys and values of heads, from the products that they come from, and back.
 
-use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::ops::{Accesses, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The channels of a head.
@@ -39,7 +39,7 @@ pub struct LatentTensors {
     pub packed: Tensor,
 }
 
-impl Visit for LatentTensors {
+impl HasTensors for LatentTensors {
     tensors! { queries, keys_values, rotated, packed }
 }
 

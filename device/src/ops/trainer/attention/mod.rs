@@ -12,7 +12,7 @@ mod sinks;
 use std::ops::Range;
 
 use crate::ops::{
-    Accesses, DropoutSite, KeysOfRank, Operation, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements,
+    Accesses, DropoutSite, HasTensors, KeysOfRank, Operation, SequenceShare, ensure, ensure_dtype, ensure_elements,
     ensure_float, ensure_heads, ensure_shape, tensors,
 };
 use crate::{DType, Result, Tensor};
@@ -88,7 +88,7 @@ impl RankKeys {
     }
 }
 
-impl Visit for RankKeys {
+impl HasTensors for RankKeys {
     tensors! { rows }
 }
 
@@ -102,7 +102,7 @@ pub struct RankKeysBackward {
     pub grad: Tensor,
 }
 
-impl Visit for RankKeysBackward {
+impl HasTensors for RankKeysBackward {
     tensors! { keys, grad }
 }
 
@@ -116,7 +116,7 @@ pub struct Documents {
     pub most: usize,
 }
 
-impl Visit for Documents {
+impl HasTensors for Documents {
     tensors! { position_ids }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ops::{Accesses, Corner, Operation, Visit, ensure, ensure_dtype, ensure_shape, tensors};
+use crate::ops::{Accesses, Corner, HasTensors, Operation, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The results of attention over a part of the keys.
@@ -14,7 +14,7 @@ pub struct KeyPart {
     pub stats: Tensor,
 }
 
-impl Visit for KeyPart {
+impl HasTensors for KeyPart {
     tensors! { output, stats }
 }
 

@@ -1,6 +1,6 @@
 //! Biases of experts: a row of numbers for each of them.
 
-use crate::ops::{Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The weights of rows.
@@ -12,7 +12,7 @@ pub struct RowWeights {
     pub pairs: Tensor,
 }
 
-impl Visit for RowWeights {
+impl HasTensors for RowWeights {
     tensors! { weights, pairs }
 }
 

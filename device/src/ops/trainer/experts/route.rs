@@ -1,8 +1,8 @@
 //! The choice of each token's experts, and its gradient.
 
 use crate::ops::{
-    Accesses, Control, Operation, SequenceShare, Visit, ZLoss, ensure, ensure_dtype, ensure_elements, ensure_shape,
-    tensors,
+    Accesses, Control, HasTensors, Operation, SequenceShare, ZLoss, ensure, ensure_dtype, ensure_elements,
+    ensure_shape, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -198,7 +198,7 @@ pub enum CountedLoads {
     OfStep,
 }
 
-impl Visit for Balance {
+impl HasTensors for Balance {
     tensors! { load, position_ids, losses }
 }
 

@@ -1,6 +1,6 @@
 //! From the order of tokens to that of experts, and back.
 
-use crate::ops::{Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors};
+use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The order of pairs by expert. Pairs of an expert keep their order. Those that are dropped have the last rows.
@@ -14,7 +14,7 @@ pub struct ExpertRows {
     pub rows: Tensor,
 }
 
-impl Visit for ExpertRows {
+impl HasTensors for ExpertRows {
     tensors! { offsets, pairs, rows }
 }
 

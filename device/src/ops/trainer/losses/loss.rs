@@ -1,6 +1,8 @@
 //! Losses, each with its gradient in the same pass.
 
-use crate::ops::{Accesses, Operation, Visit, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::ops::{
+    Accesses, HasTensors, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+};
 use crate::{DType, Result, Tensor};
 
 /// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`. It keeps logits from growing. Its gradient is added
@@ -13,7 +15,7 @@ pub struct ZLoss {
     pub losses: Tensor,
 }
 
-impl Visit for ZLoss {
+impl HasTensors for ZLoss {
     tensors! { losses }
 }
 

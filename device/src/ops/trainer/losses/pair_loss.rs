@@ -1,6 +1,6 @@
 //! Losses of pairs of answers of which one is preferred.
 
-use crate::ops::{Control, Operation, Visit, ensure, ensure_dtype, ensure_elements, tensors};
+use crate::ops::{Control, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The loss of a pair. `h` is the chosen answer's log-ratio less the rejected one's. The log-ratio of an answer is its
@@ -42,7 +42,7 @@ pub struct MismatchedRewards {
     pub control: Tensor,
 }
 
-impl Visit for MismatchedRewards {
+impl HasTensors for MismatchedRewards {
     tensors! { sum, control }
 }
 

@@ -8,7 +8,7 @@ use std::iter::once;
 
 use crate::ops::trainer::norms::check_mean;
 use crate::ops::{
-    Accesses, ActivationKind, Gate, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+    Accesses, ActivationKind, Gate, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
 };
 use crate::{DType, Result, Shape, Tensor};
 
@@ -21,7 +21,7 @@ pub struct Fp8Matrix {
     pub scale: Scale,
 }
 
-impl Visit for Fp8Matrix {
+impl HasTensors for Fp8Matrix {
     tensors! { values, scale }
 }
 
@@ -42,12 +42,10 @@ pub enum Scale {
     Blocks(Tensor),
 }
 
-impl Visit for Scale {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+impl HasTensors for Scale {
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
         match self {
-            Scale::Tensor(tensor) | Scale::Rows(tensor) | Scale::Groups(tensor) | Scale::Blocks(tensor) => {
-                visit(tensor)
-            }
+            Scale::Tensor(tensor) | Scale::Rows(tensor) | Scale::Groups(tensor) | Scale::Blocks(tensor) => each(tensor),
         }
     }
 }
@@ -135,19 +133,19 @@ pub enum QuantizeSource {
     },
 }
 
-impl Visit for QuantizeSource {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+impl HasTensors for QuantizeSource {
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
         match self {
             QuantizeSource::Stored(input)
             | QuantizeSource::Rounded(input)
             | QuantizeSource::Activation { input, .. }
-            | QuantizeSource::Glu { input, .. } => visit(input),
+            | QuantizeSource::Glu { input, .. } => each(input),
             QuantizeSource::Norm { input, mean, rstd, weight, bias, .. } => {
-                once(input).chain(mean).chain([rstd, weight]).chain(bias).for_each(visit);
+                once(input).chain(mean).chain([rstd, weight]).chain(bias).for_each(each);
             }
             QuantizeSource::ActivationBackward { input, grad_output, .. }
             | QuantizeSource::GluBackward { input, grad_output, .. } => {
-                [input, grad_output].into_iter().for_each(visit);
+                [input, grad_output].into_iter().for_each(each);
             }
         }
     }

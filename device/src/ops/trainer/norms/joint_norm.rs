@@ -1,6 +1,6 @@
 //! Normalisation of queries and keys over all heads at once. Several ranks may share these heads.
 
-use crate::ops::{Operation, Visit, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, tensors};
+use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// For each row the sum over all channels of the query heads, and that of the key heads: of the squares, or with a `gradient`
@@ -30,7 +30,7 @@ pub struct WeightedGradient {
     pub key_weight: Tensor,
 }
 
-impl Visit for WeightedGradient {
+impl HasTensors for WeightedGradient {
     tensors! { grad, query_weight, key_weight }
 }
 

@@ -1,6 +1,6 @@
 //! Dropout. Its mask is a function of position and step, not of the state of a generator.
 
-use crate::ops::{Operation, SequenceShare, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::ops::{HasTensors, Operation, SequenceShare, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A place in the model at which a mask is drawn. Together with the step and the global sample number, which are read
@@ -26,7 +26,7 @@ pub struct DropoutSite {
     pub part: DropoutPart,
 }
 
-impl Visit for DropoutSite {
+impl HasTensors for DropoutSite {
     tensors! { record }
 }
 

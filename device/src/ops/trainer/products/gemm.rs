@@ -3,7 +3,7 @@
 use std::iter::once;
 
 use crate::ops::{
-    Accesses, Fp8Matrix, Operation, Scale, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+    Accesses, Fp8Matrix, HasTensors, Operation, Scale, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -99,7 +99,7 @@ pub struct Fp8Scales {
     pub fast_accumulation: bool,
 }
 
-impl Visit for Fp8Scales {
+impl HasTensors for Fp8Scales {
     tensors! { a, b }
 }
 
@@ -126,13 +126,13 @@ pub enum Epilogue {
     },
 }
 
-impl Visit for Epilogue {
-    fn visit(&mut self, visit: &mut dyn FnMut(&mut Tensor)) {
+impl HasTensors for Epilogue {
+    fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
         match self {
             Epilogue::None => {}
-            Epilogue::Bias(bias) => visit(bias),
-            Epilogue::BiasGelu { bias, pre } => [bias, pre].into_iter().for_each(visit),
-            Epilogue::GeluBackward { pre, activated } => once(pre).chain(activated).for_each(visit),
+            Epilogue::Bias(bias) => each(bias),
+            Epilogue::BiasGelu { bias, pre } => [bias, pre].into_iter().for_each(each),
+            Epilogue::GeluBackward { pre, activated } => once(pre).chain(activated).for_each(each),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::update::check_parameter;
-use crate::ops::{Accesses, Operation, Visit, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::ops::{Accesses, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A gradient and its momentum, f32, of the same number of elements.
@@ -15,7 +15,7 @@ pub struct MomentumTensors {
     pub momentum: Tensor,
 }
 
-impl Visit for MomentumTensors {
+impl HasTensors for MomentumTensors {
     tensors! { grad, momentum }
 }
 
@@ -59,7 +59,7 @@ pub struct Corner {
     pub column: usize,
 }
 
-impl Visit for Corner {
+impl HasTensors for Corner {
     tensors! { matrix }
 }
 
@@ -158,7 +158,7 @@ pub struct DecayedTensors {
     pub lr_multiplier: f32,
 }
 
-impl Visit for DecayedTensors {
+impl HasTensors for DecayedTensors {
     tensors! { master, compute, direction }
 }
 

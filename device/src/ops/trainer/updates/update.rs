@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ops::{
-    Accesses, Operation, Rule, RuleState, StateValues, Visit, ensure, ensure_dtype, ensure_elements, ensure_float,
+    Accesses, HasTensors, Operation, Rule, RuleState, StateValues, ensure, ensure_dtype, ensure_elements, ensure_float,
     tensors,
 };
 use crate::{DType, Result, Tensor};
@@ -34,7 +34,7 @@ impl UpdateTensors {
     }
 }
 
-impl Visit for UpdateTensors {
+impl HasTensors for UpdateTensors {
     tensors! { master, compute, grad, state }
 }
 
