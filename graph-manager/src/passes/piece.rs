@@ -134,7 +134,7 @@ impl PieceEntry {
         if !self.accesses.reads.iter().chain(&self.accesses.writes).any(is_part) {
             return;
         }
-        Rc::make_mut(&mut self.op).visit(&mut |tensor| {
+        Rc::make_mut(&mut self.op).each_tensor(&mut |tensor| {
             if is_part(tensor) {
                 (tensor.address, tensor.buffer) = (copy.address + (tensor.address - of.address), copy.buffer);
             }
