@@ -102,7 +102,7 @@ def main():
             print(f"{name}: left out, it needs {least} GPUs", file=sys.stderr)
             continue
         flags = [*flags.split(), "--global-batch-size", str(samples)]
-        mpirun = ["mpirun", "--bind-to", "none", "-n", str(options.gpus)]
+        mpirun = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", str(options.gpus)]
         contenders = {"ours": [*mpirun, options.trainer, "bench", *flags, "--steps", str(options.steps)]}
         if peer:
             script, *arguments = peer.split()

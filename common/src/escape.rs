@@ -14,9 +14,9 @@ pub fn one_line(text: &str) -> String {
     format!("{} ... ({} more characters)", escaped(&text[..end], |_| false), all - LONGEST)
 }
 
-/// The text with its line breaks and tabs. All else that a terminal would act on is escaped; a page should not hold it
-/// either.
-pub fn for_terminal(text: &str) -> String {
+/// The text with its line breaks and tabs. Other control characters, and characters that reorder text, become escapes: neither
+/// a terminal nor a page acts on the text.
+pub fn visible(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }
 
@@ -80,9 +80,9 @@ mod tests {
     fn what_a_terminal_would_act_on_is_shown_instead() {
         assert_eq!(one_line("a\u{1b}[2Jb\nc\td é ┌"), "a\\u{1b}[2Jb\\nc\\td é ┌");
         assert_eq!(one_line("x\u{202e}y\u{9b}31m\u{7f}"), "x\\u{202e}y\\u{9b}31m\\u{7f}");
-        assert_eq!(for_terminal("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
+        assert_eq!(visible("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
         assert_eq!(one_line("a\u{200b}b\u{feff}\u{ad}c\u{2060}"), "a\\u{200b}b\\u{feff}\\u{ad}c\\u{2060}");
-        assert_eq!(for_terminal("\u{200d}\n\u{e0041}"), "\\u{200d}\n\\u{e0041}");
+        assert_eq!(visible("\u{200d}\n\u{e0041}"), "\\u{200d}\n\\u{e0041}");
         assert!(is_plain("d é ┌") && ["\n", "\t", "x\u{202e}y", "\u{7f}"].iter().all(|text| !is_plain(text)));
     }
 

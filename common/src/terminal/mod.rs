@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use self::highlight::is_error;
 use self::stream::Stream;
-use crate::escape::for_terminal;
+use crate::escape::visible;
 
 /// The `tracing` target of lines that were printed already: these go to log files only.
 pub const PRINTED: &str = "run";
@@ -43,7 +43,7 @@ pub fn warn(text: &str) {
 /// Shows a status line below all others, in place of the one before, if a terminal reads; an empty text removes it. An
 /// error removes it too.
 pub fn status(text: &str) {
-    let text = for_terminal(text);
+    let text = visible(text);
     let before = std::mem::replace(&mut *locked(&STATUS), text.clone());
     if before == text {
         return;
@@ -71,7 +71,7 @@ pub fn for_ranks() -> Vec<(&'static str, String)> {
 }
 
 fn print_line(stream: Stream, text: &str) {
-    let text = for_terminal(text);
+    let text = visible(text);
     let status = {
         let mut status = locked(&STATUS);
         if is_error(&text) {
@@ -127,7 +127,7 @@ impl Printer {
 /// # Errors
 /// As [`write_to`].
 pub fn print(text: &str) -> Result<()> {
-    write_to(&mut stdout(), &format!("{}\n", for_terminal(text))).map(|_| ())
+    write_to(&mut stdout(), &format!("{}\n", visible(text))).map(|_| ())
 }
 
 /// Standard output as a terminal. Characters that a terminal would act on are escaped, line breaks and tabs excepted.
@@ -136,7 +136,7 @@ pub struct Screen;
 impl Write for Screen {
     /// Callers write text, so every character arrives whole.
     fn write(&mut self, text: &[u8]) -> Result<usize> {
-        stdout().write_all(for_terminal(&String::from_utf8_lossy(text)).as_bytes())?;
+        stdout().write_all(visible(&String::from_utf8_lossy(text)).as_bytes())?;
         Ok(text.len())
     }
 

@@ -26,6 +26,8 @@ pub(crate) use state::{Captured, State};
 pub struct CudaGraphManager<P: Policy> {
     // Fields drop in order: graphs before the memory they point into.
     pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
+    /// Areas that other GPUs write into. All ranks drop an entry together. So an area is planned anew only before the first step,
+    /// when none is shared yet, or in a step, which all ranks begin.
     pub(crate) shared: Vec<Shared>,
     /// Whether all areas that must be shared are.
     pub(crate) all_shared: bool,

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use common::escape::for_terminal;
+use common::escape::visible;
 use common::time::rfc3339;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::json;
@@ -41,7 +41,7 @@ pub(crate) fn plain_document(title: &str, made: &str, now: SystemTime, sections:
 }
 
 fn whole(title: &str, made: &str, now: SystemTime, sections: &[Section], style: &str, scripts: &Markup) -> String {
-    let (title, time) = (for_terminal(title), rfc3339(now).replace('T', " ").replace('Z', " UTC"));
+    let (title, time) = (visible(title), rfc3339(now).replace('T', " ").replace('Z', " UTC"));
     let page = html! {
         (DOCTYPE)
         html lang="en" {

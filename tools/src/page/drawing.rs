@@ -1,6 +1,6 @@
 //! Pieces of SVG. Colours come from the page's style, by class, so that a drawing follows light and dark.
 
-use common::escape::for_terminal;
+use common::escape::visible;
 use maud::{Markup, html};
 
 /// Width of all drawings, in units of the drawing.
@@ -20,7 +20,7 @@ impl Drawing {
     pub(crate) fn mark(&mut self, place: [f64; 4], class: &str, title: &str) {
         let [x, y, width, height] = place.map(coordinate);
         self.shapes.push(html! {
-            rect class={ "mark " (class) } x=(x) y=(y) width=(width) height=(height) { title { (for_terminal(title)) } }
+            rect class={ "mark " (class) } x=(x) y=(y) width=(width) height=(height) { title { (visible(title)) } }
         });
     }
 
@@ -33,7 +33,7 @@ impl Drawing {
     /// Text with the anchor `start`, `middle` or `end`.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
         let [x, y] = [x, y].map(coordinate);
-        self.shapes.push(html! { text class=(class) x=(x) y=(y) text-anchor=(anchor) { (for_terminal(text)) } });
+        self.shapes.push(html! { text class=(class) x=(x) y=(y) text-anchor=(anchor) { (visible(text)) } });
     }
 
     /// Five marks of a scale from 0 to `end`, at the right of [`LEFT`], each with its value.
@@ -52,7 +52,7 @@ impl Drawing {
         let size = format!("0 0 {WIDTH} {height:.0}");
         html! {
             div class="wide" {
-                svg class="marks" viewBox=(size) role="img" tabindex="0" aria-label=(for_terminal(label)) {
+                svg class="marks" viewBox=(size) role="img" tabindex="0" aria-label=(visible(label)) {
                     @for shape in &self.shapes { (shape) }
                 }
             }

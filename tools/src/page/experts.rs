@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use common::escape::for_terminal;
+use common::escape::visible;
 use common::format::counted;
 use maud::{Markup, html};
 
@@ -125,7 +125,7 @@ fn map(columns: &[&Loads], label: &str) -> Markup {
         }
     }
     let classes = COLOURS.iter().map(|(class, _)| *class).chain(["load-unknown"]);
-    let (size, label) = (format!("0 -.5 {width} {rows}"), for_terminal(label));
+    let (size, label) = (format!("0 -.5 {width} {rows}"), visible(label));
     let height = rows * (192 / rows.max(1)).clamp(2, 14);
     html! {
         svg class="loads" viewBox=(size) height=(height) preserveAspectRatio="none" role="img" aria-label=(label) {

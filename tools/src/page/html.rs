@@ -1,6 +1,6 @@
 //! Pieces of HTML. Text from files also has no character that changes the direction of the text around it.
 
-use common::escape::for_terminal;
+use common::escape::visible;
 use maud::{Markup, html};
 
 use super::run::Run;
@@ -10,13 +10,13 @@ pub(crate) fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> Marku
     html! {
         div class="wide" tabindex="0" {
             table {
-                caption { (for_terminal(caption)) }
-                thead { tr { @for cell in head { th scope="col" { (for_terminal(cell)) } } } }
+                caption { (visible(caption)) }
+                thead { tr { @for cell in head { th scope="col" { (visible(cell)) } } } }
                 tbody {
                     @for row in rows {
                         tr {
                             @for (at, cell) in row.iter().enumerate() {
-                                @if at == 0 { th scope="row" { (for_terminal(cell)) } } @else { td { (for_terminal(cell)) } }
+                                @if at == 0 { th scope="row" { (visible(cell)) } } @else { td { (visible(cell)) } }
                             }
                         }
                     }
@@ -31,7 +31,7 @@ pub(crate) fn figure(id: &str, drawing: &Markup, caption: &str, instead: &Markup
     html! {
         figure id=(id) {
             (drawing)
-            figcaption { (for_terminal(caption)) }
+            figcaption { (visible(caption)) }
             details { summary { "The same in numbers" } (instead) }
         }
     }
@@ -41,7 +41,7 @@ pub(crate) fn figure(id: &str, drawing: &Markup, caption: &str, instead: &Markup
 pub(crate) fn paragraph(text: &str) -> Markup {
     html! {
         p {
-            @for (at, part) in for_terminal(text).split('`').enumerate() {
+            @for (at, part) in visible(text).split('`').enumerate() {
                 @if at % 2 == 0 { (part) } @else { code { (part) } }
             }
         }
@@ -71,7 +71,7 @@ fn parts(parts: Vec<(&str, Result<Markup, &str>)>) -> Markup {
     }
     html! {
         @for (name, part) in &parts {
-            @if let Ok(part) = part { h3 { (for_terminal(name)) } (part) }
+            @if let Ok(part) = part { h3 { (visible(name)) } (part) }
         }
         @for (why, names) in &without { (paragraph(&format!("{}: {why}", names.join(", ")))) }
     }

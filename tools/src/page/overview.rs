@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::escape::for_terminal;
+use common::escape::visible;
 use common::format::{bytes, count, counted};
 use maud::{Markup, html};
 use toml::{Table, Value};
@@ -32,7 +32,7 @@ pub(crate) fn overview(runs: &[Run]) -> Markup {
         }
         @for run in runs {
             @if let Some(plan) = &run.log.plan {
-                (details("Plan", run, &html! { pre tabindex="0" { (for_terminal(plan)) } }))
+                (details("Plan", run, &html! { pre tabindex="0" { (visible(plan)) } }))
             }
         }
     }
@@ -40,7 +40,7 @@ pub(crate) fn overview(runs: &[Run]) -> Markup {
 
 /// HTML about a run that is shown on demand.
 fn details(what: &str, run: &Run, content: &Markup) -> Markup {
-    html! { details { summary { (what) " of " (for_terminal(&run.name)) } (content) } }
+    html! { details { summary { (what) " of " (visible(&run.name)) } (content) } }
 }
 
 fn row(run: &Run) -> Vec<String> {

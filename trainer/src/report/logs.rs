@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use common::UserError;
-use common::escape::for_terminal;
+use common::escape::visible;
 use common::files::open_to_append;
 use common::terminal::{PRINTED, warn};
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
@@ -74,7 +74,7 @@ struct TextLog(LogFile);
 impl Write for TextLog {
     /// `tracing` writes a whole message at once.
     fn write(&mut self, message: &[u8]) -> std::io::Result<usize> {
-        self.0.write_all(for_terminal(&String::from_utf8_lossy(message)).as_bytes())?;
+        self.0.write_all(visible(&String::from_utf8_lossy(message)).as_bytes())?;
         Ok(message.len())
     }
 

@@ -1,6 +1,6 @@
 //! A picture of the order of replays on the stages of a pipeline.
 
-use common::escape::for_terminal;
+use common::escape::visible;
 use common::format::counted;
 use graph_manager::{Launch, Report, StepReport};
 use maud::{Markup, PreEscaped, html};
@@ -71,7 +71,7 @@ pub fn stage_part(title: &str, report: &Report) -> String {
         x += width + 2;
     }
     let body = html! {
-        text y="12" font-size="13" font-weight="bold" { (for_terminal(&title)) }
+        text y="12" font-size="13" font-weight="bold" { (visible(&title)) }
         @for one in &boxes { (one) }
     };
     format!("{}\n{}", y + BOX.1, body.into_string())
@@ -96,10 +96,10 @@ fn drawn(launch: &Launch, report: &Report, (x, y): (usize, usize), width: usize)
     let texts = graph.map(|_| [(layer, y + 14), (&microbatch, y + 28)]);
     html! {
         g {
-            title { (for_terminal(&launch.region)) ": " (for_terminal(&how)) }
+            title { (visible(&launch.region)) ": " (visible(&how)) }
             rect x=(x) y=(y) width=(width) height=(BOX.1) fill=(fill) stroke="#636363" stroke-width="0.6" {}
             @for (text, y) in texts.into_iter().flatten() {
-                text x=(x + width / 2) y=(y) text-anchor="middle" { (for_terminal(text)) }
+                text x=(x + width / 2) y=(y) text-anchor="middle" { (visible(text)) }
             }
         }
     }

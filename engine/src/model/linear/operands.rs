@@ -94,7 +94,7 @@ impl Linear {
         Operand::quantized(cx, source, copies, quantize_as)
     }
 
-    /// This rank's rows of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits).
+    /// The 8-bit rows `(rows, in)` that this rank has of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits).
     ///
     /// # Errors
     /// Errors of the device.
