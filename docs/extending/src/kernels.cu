@@ -1,12 +1,19 @@
 // A thread for each element, or for each row. Sums are in f32 and in the order of columns.
-#include "common.cuh" // of the trainer: bf16, `value`, `set`, Control
+#include "common.cuh" // of the trainer: bf16, `value`, `set`, Control, Status
 
 inline u64 here() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 
-KERNEL(sign)(float* values, u64 count) {
-    if (here() >= count) return;
-    float x = values[here()];
-    values[here()] = x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
+KERNEL(novograd_average_square)(const float* total, float* square, const Status* status, float beta2) {
+    if (here() >= 1 || !status->applies) return;
+    float now = *total * status->grad_factor * status->grad_factor;
+    *square = status->applied == 1 ? now : beta2 * *square + (1.0f - beta2) * now;
+}
+
+KERNEL(novograd_average)(float* grad, const float* square, float* average, const Status* status, float beta1, u64 count) {
+    if (here() >= count || !status->applies) return;
+    float factor = status->grad_factor / (sqrtf(*square) + 1e-8f);
+    average[here()] = beta1 * average[here()] + grad[here()] * factor;
+    grad[here()] = average[here()];
 }
 
 template <typename T>

@@ -3,9 +3,6 @@
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, KernelArgument};
 use device::{DType, Error, HostTensors, Result, Tensor, bf16};
 
-/// Elements that a thread of the host computes in a row. It does not depend on the number of threads, so neither do bits.
-pub const CHUNK: usize = 4096;
-
 const THREADS: usize = 256;
 
 /// The launch of a kernel of `kernels.cu` with a thread for each of `count` elements.

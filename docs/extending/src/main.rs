@@ -4,7 +4,7 @@
 mod counting;
 mod csv;
 mod kernels;
-mod signum;
+mod novograd;
 mod smoothed;
 mod square;
 mod squared_relu;
@@ -19,11 +19,12 @@ const fn option(key: &'static str, flag: &'static str, default: &'static str, do
 
 const ADDED: Extensions = Extensions {
     options: &[
-        option("own.signum_momentum", "signum-momentum", "0.9", "signum: decay of the average of gradients"),
+        option("own.novograd_beta1", "novograd-beta1", "0.95", "novograd: decay of the average of gradients"),
+        option("own.novograd_beta2", "novograd-beta2", "0.98", "novograd: decay of the average of their squared norm"),
         option("own.activity", "activity", "0.0", "squared-relu: multiplier of the mean square of its values"),
         option("own.smoothing", "smoothing", "0.1", "smoothed: share of the target that all tokens have"),
     ],
-    optimizers: &[OwnOptimizer { name: "signum", reads: &[], takes: None, rule: signum::rule }],
+    optimizers: &[OwnOptimizer { name: "novograd", reads: &[], takes: None, rule: novograd::rule }],
     parts: &[Own { name: "squared-relu", make: squared_relu::part }],
     losses: &[Own { name: "smoothed", make: smoothed::loss }],
     sources: &[Own { name: "counting", make: counting::source }],

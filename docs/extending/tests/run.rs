@@ -13,7 +13,7 @@ fn run(folder: &Path, code: i32, line: &str) -> String {
 }
 
 /// All that the program adds.
-const ALL: &str = "--preset tiny-primer --optimizer signum --signum-momentum 0.8 --lr 1e-2 --lr-warmup-steps 1 --own-loss smoothed \
+const ALL: &str = "--preset tiny-primer --optimizer novograd --novograd-beta1 0.8 --lr 1e-2 --lr-warmup-steps 1 --own-loss smoothed \
                    --own-data counting --own-metrics csv --activity 0.01 --log-interval 10 --device host";
 
 /// The table of losses.
@@ -67,6 +67,8 @@ fn layouts_have_the_numbers_of_one_rank_and_options_are_told_and_checked() {
         (2, "--own-loss smoothed --activity 0.01 --use-distributed-optimizer"),
         (4, "--own-loss smoothed --pipeline-model-parallel-size 2 --recompute-granularity full"),
         (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+        (2, "--optimizer novograd --tensor-model-parallel-size 2"),
+        (2, "--optimizer novograd --use-distributed-optimizer"),
         // Gradients of the part were added up twice here.
         (2, "--data-parallel-sharding-strategy optim_grads_params"),
     ] {
@@ -74,13 +76,13 @@ fn layouts_have_the_numbers_of_one_rank_and_options_are_told_and_checked() {
         assert!(text.contains("same numbers as one rank"), "{text}");
     }
     let help = run(folder.path(), 0, "--help");
-    for told in ["--signum-momentum", "--own-part <squared-relu>", "--own-metrics <csv>", "signum"] {
+    for told in ["--novograd-beta1", "--own-part <squared-relu>", "--own-metrics <csv>", "novograd"] {
         assert!(help.contains(told), "{told}");
     }
     assert!(run(folder.path(), 0, "options").contains("| `own.smoothing` | `--smoothing` | `0.1` |"));
     std::fs::write(folder.path().join("text.txt"), "some text").unwrap();
     for (flags, error) in [
-        ("--optimizer signum --signum-momentum 2", "own.signum_momentum = 2. Rule: a decay is in [0, 1)"),
+        ("--optimizer novograd --novograd-beta1 2", "own.novograd_beta1 = 2. Rule: a decay is in [0, 1)"),
         ("--own-part other", "own.part = \"other\" (--own-part). Rule: the value is one of squared-relu"),
         ("--own-data counting --data-path text.txt", "Rule: a run has one source of samples"),
         ("--own-part squared-relu --mlp-tiles 2", "own.part with recompute.mlp_tiles = 2"),

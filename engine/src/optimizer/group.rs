@@ -7,6 +7,7 @@ use std::sync::Arc;
 use device::Tensor;
 use device::ops::RuleState;
 use graph_manager::Result;
+use parallel::Ranks;
 
 use crate::params::{ParamSpec, Params};
 use crate::step_policy::StepContext;
@@ -53,8 +54,16 @@ impl ParamGroup {
 /// operations ([`Muon`](super::Muon)). The learning rate comes with each step, so it is not part of a rule.
 pub trait UpdateRule: Debug + Send + Sync {
     /// The state that the rule keeps for each parameter. Each is a tensor, 0 at the start, with one element for each
-    /// element that this rank updates.
+    /// element that this rank updates, or in [sizes of its own](UpdateRule::own_sizes).
     fn state(&self) -> &'static [RuleState];
+
+    /// The sizes of a state of a parameter that has not one element for each weight, such as `[rows]`, or `[1]` for a number a
+    /// parameter; `None`: it has. All ranks with a shard of the parameter keep the whole state, and the rule gives it the same
+    /// values on all of them ([`ParamUpdate::counted`]); so it must update [whole
+    /// parameters](UpdateRule::updates_whole_parameters). `spec.whole` has the sizes of the whole parameter.
+    fn own_sizes(&self, _state: &RuleState, _spec: &ParamSpec) -> Option<Vec<usize>> {
+        None
+    }
 
     /// The update of these of all parameters, each with an element that this rank updates, as it is recorded in every
     /// step. It reads the learning rate from `control` and the gradients' factor from `status`, and writes nothing in a
@@ -81,7 +90,8 @@ pub trait UpdateRule: Debug + Send + Sync {
 /// Submits the update of a rule's parameters.
 pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 
-/// The tensors of one parameter that an update reads and writes. All have the same number of elements.
+/// The tensors of one parameter that an update reads and writes. All but state in sizes of its own have the same number of
+/// elements.
 #[derive(Clone)]
 pub struct ParamUpdate {
     /// The declaration.
@@ -98,6 +108,20 @@ pub struct ParamUpdate {
     pub weight_decay: f32,
     /// The factor of the learning rate of its group.
     pub lr_multiplier: f32,
+}
+
+impl ParamUpdate {
+    /// The parts of the gradient that no rank before this one has, of the ranks that divide the parameter
+    /// ([`Spread::cut_over`](crate::params::Spread::cut_over)). A sum over them, and then over these ranks, is one over the whole gradient.
+    ///
+    /// # Panics
+    /// If ranks divide the state by elements: see [`UpdateRule::updates_whole_parameters`].
+    pub fn counted(&self, ranks: &Ranks) -> Vec<Tensor> {
+        let (spec, all) = (&self.spec, self.spec.spread.cut_over());
+        let parts = spec.spread.parts.iter().zip(spec.stored_parts(ranks));
+        let first = parts.filter(|(part, _)| ranks.place(all - part.cut_over()).is_first());
+        first.map(|(_, range)| self.grad.view(range.start, [range.len()])).collect()
+    }
 }
 
 /// The host's settings of a step and the results of the gradient norm, in device memory.

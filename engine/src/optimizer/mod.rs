@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use device::ops::{ClipScale, StateValues, Status, VoidStep};
-use device::{Area, DType, Device, Home, Tensor};
+use device::{Area, DType, Device, Home, Shape, Tensor};
 use graph_manager::{Error, Result};
 
 use crate::params::{ALIGNMENT, Param, Params};
@@ -27,9 +27,16 @@ pub use muon::Muon;
 use skip_step::SpikeTest;
 pub use skip_step::{SkipStep, StepHistory};
 
-/// A tensor that a rule keeps for a parameter: its name in a checkpoint, and values in the shape of the parameter's master
-/// weights, f32 or as [`MomentTypes`] says.
-pub type StateTensor = (&'static str, Tensor);
+/// A tensor that a rule keeps for a parameter.
+#[derive(Clone, Debug)]
+pub struct StateTensor {
+    /// The state's name in a checkpoint.
+    pub name: &'static str,
+    /// f32 or as [`MomentTypes`] says, in the shape of the parameter's master weights or in sizes of its own.
+    pub tensor: Tensor,
+    /// The sizes of a state that is not of the weights' shape, see [`UpdateRule::own_sizes`].
+    pub own_sizes: Option<Vec<usize>>,
+}
 
 /// The stored types of the moments that rules keep, f32 or bf16. They are computed in f32, and rounded to nearest even
 /// after the weights were updated. Other state is f32.
@@ -109,8 +116,22 @@ impl Optimizer {
                     if there().next().is_none() {
                         continue;
                     }
-                    let tensors = zeroed(device, home, areas, (name, dtype), there().map(|member| member.param))?;
-                    there().zip(tensors).for_each(|(member, tensor)| state[member.index].push((name, tensor)));
+                    let own_sizes = |member: &Member<'_, '_>| rule.own_sizes(of, &params.specs[member.index]);
+                    let own_sizes: Vec<Option<Vec<usize>>> = there().map(own_sizes).collect();
+                    if !rule.updates_whole_parameters() && own_sizes.iter().any(Option::is_some) {
+                        return Err(Error::Usage {
+                            problem: format!(
+                                "{rule:?} keeps `{name}` in sizes of its own, and ranks may divide parameters"
+                            ),
+                            fix: "have `updates_whole_parameters` return true",
+                        });
+                    }
+                    let shapes =
+                        there().zip(&own_sizes).map(|(member, sizes)| state_shape(member.param, sizes.as_deref()));
+                    let tensors = zeroed(device, home, areas, (name, dtype), shapes)?;
+                    for ((member, own_sizes), tensor) in there().zip(own_sizes).zip(tensors) {
+                        state[member.index].push(StateTensor { name, tensor, own_sizes });
+                    }
                 }
             }
             let members = members.iter().filter(|member| member.param.owned.elements > 0);
@@ -120,7 +141,7 @@ impl Optimizer {
                     master: param.master,
                     weight: param.owned_weight,
                     grad: param.owned_grad?,
-                    state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
+                    state: state[index].iter().map(|state| state.tensor).collect(),
                     weight_decay: group.weight_decay,
                     lr_multiplier: group.lr_multiplier,
                 })
@@ -240,21 +261,27 @@ fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<R
     Ok(rules)
 }
 
-/// A tensor for each parameter, of the shape of its master weights, all in one area that is set to 0.
-fn zeroed<'p>(
+/// The shape of a parameter's state on a rank: that of the master weights, or sizes of its own, whole on each rank that updates
+/// the parameter.
+fn state_shape(param: &Param, own_sizes: Option<&[usize]>) -> Shape {
+    own_sizes.filter(|_| param.owned.elements > 0).map_or(param.master.shape, Shape::new)
+}
+
+/// Tensors of these shapes, all in one area that is set to 0.
+fn zeroed(
     device: &Device,
     home: Home,
     areas: &mut Vec<Area>,
     (name, dtype): (&str, DType),
-    params: impl Iterator<Item = &'p Param>,
+    shapes: impl Iterator<Item = Shape>,
 ) -> Result<Vec<Tensor>> {
     let mut end = 0;
-    let place = |param: &'p Param| {
+    let place = |shape: Shape| {
         let start = end;
-        end += param.owned.elements.next_multiple_of(ALIGNMENT);
-        (start, param.master.shape)
+        end += shape.elements().next_multiple_of(ALIGNMENT);
+        (start, shape)
     };
-    let places: Vec<_> = params.map(place).collect();
+    let places: Vec<_> = shapes.map(place).collect();
     let all = device.allocate_tensor_in(home, areas, name, [end.max(ALIGNMENT)], dtype)?;
     device.zero(&all)?;
     Ok(places.into_iter().map(|(start, shape)| all.view(start, shape)).collect())

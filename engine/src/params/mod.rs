@@ -352,6 +352,13 @@ impl Params {
         owned.filter(|range| !range.is_empty()).collect()
     }
 
+    /// Whether the parameter's first element is among those that are [counted](Params::counted) here.
+    pub fn counts_first(&self, index: usize) -> bool {
+        let first = |slab: &&Slab| slab.offset.iter().all(|&at| at == 0);
+        let start = self.specs[index].slabs.iter().find(first).map(|slab| slab.start);
+        start.is_some_and(|start| self.counted(index).iter().any(|range| range.contains(&start)))
+    }
+
     /// The buffer that all gradients lie in.
     pub fn gradient_buffer(&self) -> BufferId {
         self.grads.buffer

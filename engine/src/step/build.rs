@@ -204,7 +204,7 @@ impl Stage {
             state: host_queues.filter(|_| options.state_on_host > 0.0).map(|queues| {
                 let masters = params.iter().map(|(_, param)| param.master).filter(|master| params.is_on_host(*master));
                 let away = params.specs.iter().enumerate().filter(|(_, spec)| spec.state_home == Home::Host);
-                let moments = away.flat_map(|(index, _)| optimizer.state(index)).map(|(_, tensor)| *tensor);
+                let moments = away.flat_map(|(index, _)| optimizer.state(index)).map(|state| state.tensor);
                 let buffers = masters.chain(moments).map(|tensor: Tensor| tensor.buffer).collect();
                 StateOnHost { buffers: Rc::new(buffers), queues }
             }),

@@ -48,7 +48,7 @@ impl Stage {
         let parameter = self.params().iter().enumerate().find(|(index, (_, param))| {
             let mut own = [Some(param.master), param.grad, param.owned_weight].into_iter().flatten();
             let copies = param.fp8.iter().flat_map(|fp8| [fp8.rows.values, fp8.columns.values]);
-            let state = self.optimizer().state(*index).iter().map(|(_, tensor)| *tensor);
+            let state = self.optimizer().state(*index).iter().map(|state| state.tensor);
             own.any(|tensor| holds(&tensor)) || copies.chain(state).any(|tensor| holds(&tensor)) || holds(&param.weight)
         });
         match parameter {

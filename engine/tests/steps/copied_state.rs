@@ -14,7 +14,7 @@ use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
 fn state(stage: &Stage) -> Vec<Tensor> {
     let (params, optimizer) = (stage.params(), stage.optimizer());
     let masters = params.iter().map(|(_, param)| param.master);
-    let moments = (0..params.iter().count()).flat_map(|index| optimizer.state(index).iter().map(|(_, state)| *state));
+    let moments = (0..params.iter().count()).flat_map(|index| optimizer.state(index).iter().map(|state| state.tensor));
     let fp8 = params.iter().filter_map(|(_, param)| param.fp8);
     let scales = fp8.flat_map(|fp8| [fp8.input, fp8.grad_output]).flatten().map(|cell| cell.history);
     masters.chain(moments).chain(scales).collect()

@@ -58,21 +58,41 @@ pub(super) struct Before(HashMap<(Values, String), Vec<f32>>);
 impl Before {
     pub(super) fn new(stage: &Stage) -> Result<Before, RunError> {
         let owned = owned(stage)?.into_iter();
-        Ok(Before(owned.map(|(spec, values, _, here)| ((values, spec.name.clone()), here)).collect()))
+        Ok(Before(owned.map(|of| ((of.values, of.spec.name.clone()), of.here)).collect()))
     }
 }
 
-/// Values of the elements that this rank updates, in the order of the stored parameter.
-type Owned<'s> = (&'s ParamSpec, Values, Range<usize>, Vec<f32>);
+/// Values that this rank updates.
+struct Owned<'s> {
+    spec: &'s ParamSpec,
+    values: Values,
+    /// The elements of the stored parameter that they are of.
+    range: Range<usize>,
+    here: Vec<f32>,
+    /// The sizes of a state that has its own.
+    own_sizes: Option<Vec<usize>>,
+}
+
+impl Owned<'_> {
+    fn shards(&self) -> Vec<Shard> {
+        match &self.own_sizes {
+            Some(sizes) => vec![whole_shard(self.values, self.spec, sizes, self.here.clone())],
+            None => shards_of(self.values, self.spec, self.range.clone(), &self.here),
+        }
+    }
+}
 
 /// The master weights and the states of the elements that this rank updates.
 fn owned(stage: &Stage) -> Result<Vec<Owned<'_>>, RunError> {
     let (device, mut all) = (stage.device(), Vec::new());
     for (index, (spec, param)) in stage.params().iter().enumerate() {
         if param.owned.elements > 0 {
-            all.push((spec, Values::Weight, param.owned.range(), param.master_values(device)?));
-            for (name, state) in stage.optimizer().state(index) {
-                all.push((spec, Values::State(name), param.owned.range(), read(device, state)?));
+            let range = param.owned.range();
+            let weights = param.master_values(device)?;
+            all.push(Owned { spec, values: Values::Weight, range: range.clone(), here: weights, own_sizes: None });
+            for state in stage.optimizer().state(index) {
+                let (here, own_sizes) = (read(device, &state.tensor)?, state.own_sizes.clone());
+                all.push(Owned { spec, values: Values::State(state.name), range: range.clone(), here, own_sizes });
             }
         }
     }
@@ -91,8 +111,10 @@ pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -
             shards.extend(shards_of(Values::Gradient, spec, param.owned.range(), &read(device, &gradient)?));
         }
     }
-    for (spec, values, range, now) in owned(stage)? {
-        let old = before.0.insert((values, spec.name.clone()), now.clone()).unwrap_or_default();
+    for of in owned(stage)? {
+        let Owned { spec, values, range, here: now, .. } = &of;
+        let old = before.0.insert((*values, spec.name.clone()), now.clone()).unwrap_or_default();
+        let (values, range) = (*values, range.clone());
         if values == Values::Weight {
             let largest_weight = now.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
             let update: Vec<f32> = now.iter().zip(&old).map(|(now, old)| now - old).collect();
@@ -105,7 +127,7 @@ pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -
             let gradient: Vec<f32> = now.iter().zip(&old).map(taken).collect();
             shards.extend(shards_of(Values::Gradient, spec, range.clone(), &gradient));
         }
-        shards.extend(shards_of(values, spec, range, &now));
+        shards.extend(of.shards());
     }
     shards.sort_by_key(|shard| shard.values);
     Ok(shards)
@@ -125,9 +147,7 @@ fn decay(plan: &RunPlan, mean: Values) -> Option<f32> {
 
 /// What a checkpoint keeps of this rank: weights, states, and the magnitudes of delayed scales.
 pub(super) fn kept(stage: &Stage) -> Result<Vec<Shard>, RunError> {
-    let of_owned = owned(stage)?.into_iter();
-    let mut shards: Vec<Shard> =
-        of_owned.flat_map(|(spec, values, range, here)| shards_of(values, spec, range, &here)).collect();
+    let mut shards: Vec<Shard> = owned(stage)?.iter().flat_map(Owned::shards).collect();
     for (spec, param) in stage.params().iter() {
         // Of frozen weights that ranks divide, each owns a part.
         if spec.frozen && param.owned.elements == 0 {
@@ -138,17 +158,16 @@ pub(super) fn kept(stage: &Stage) -> Result<Vec<Shard>, RunError> {
         for (name, cell) in [("input_amax", fp8.input), ("grad_output_amax", fp8.grad_output)] {
             let Some(cell) = cell else { continue };
             let here = read(stage.device(), &cell.history)?;
-            shards.push(Shard {
-                values: Values::Magnitudes(name),
-                name: spec.name.clone(),
-                whole: vec![here.len()],
-                slab: Slab { offset: vec![0], sizes: vec![here.len()], start: 0 },
-                here,
-                largest_weight: 0.0,
-            });
+            shards.push(whole_shard(Values::Magnitudes(name), spec, &[here.len()], here));
         }
     }
     Ok(shards)
+}
+
+/// Values of these sizes that a rank has whole.
+fn whole_shard(values: Values, spec: &ParamSpec, sizes: &[usize], here: Vec<f32>) -> Shard {
+    let slab = Slab { offset: vec![0; sizes.len()], sizes: sizes.to_vec(), start: 0 };
+    Shard { values, name: spec.name.clone(), whole: sizes.to_vec(), slab, here, largest_weight: 0.0 }
 }
 
 /// The shards that a range of a stored parameter's values makes up.

@@ -135,9 +135,17 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     }
     for &wanted in optimizer.state_names() {
         for index in 0..params.specs.len() {
-            for (_, memory) in optimizer.state(index).iter().filter(|(name, _)| *name == wanted) {
-                let memory = SlabMemory::Values(*memory);
-                all.push(local_tensor(Role::OptimizerState, params, index, wanted, memory));
+            for state in optimizer.state(index).iter().filter(|state| state.name == wanted) {
+                all.push(match &state.own_sizes {
+                    Some(sizes) => {
+                        let name = format!("{}.{wanted}", params.specs[index].name);
+                        whole_tensor(Role::OptimizerState, name, sizes, state.tensor, params.counts_first(index))
+                    }
+                    None => {
+                        let memory = SlabMemory::Values(state.tensor);
+                        local_tensor(Role::OptimizerState, params, index, wanted, memory)
+                    }
+                });
             }
         }
     }
@@ -146,22 +154,24 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
         let Some(fp8) = param.fp8 else { continue };
         for (suffix, cell) in MAGNITUDES.into_iter().zip([fp8.input, fp8.grad_output]) {
             if let Some(cell) = cell {
-                all.push(magnitudes(format!("{}{suffix}", spec.name), cell.history, first));
+                let (name, history) = (format!("{}{suffix}", spec.name), cell.history);
+                all.push(whole_tensor(Role::Magnitudes, name, history.shape.sizes(), history, first));
             }
         }
     }
     all
 }
 
-/// A tensor that every rank has whole.
-fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
+/// A tensor of these sizes that every rank has whole that has it.
+fn whole_tensor(role: Role, name: String, sizes: &[usize], memory: Tensor, writes: bool) -> LocalTensor {
     let elements = memory.elements();
-    let whole = vec![Slab { offset: vec![0], sizes: vec![elements], start: 0 }];
+    let mut whole = vec![Slab { offset: vec![0; sizes.len()], sizes: sizes.to_vec(), start: 0 }];
+    whole.retain(|_| elements > 0);
     LocalTensor {
-        role: Role::Magnitudes,
+        role,
         file: Tensors::Optimizer,
         name,
-        shape: vec![elements],
+        shape: sizes.to_vec(),
         written: if writes { whole.clone() } else { Vec::new() },
         slabs: whole,
         memory: SlabMemory::Values(memory),

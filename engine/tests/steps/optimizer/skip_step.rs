@@ -122,8 +122,8 @@ fn a_history_that_is_loaded_decides_as_the_one_that_was_saved() {
     assert_eq!((status.recorded as usize, history.losses.len(), history.norms.len()), (LEAP + 1, 8, 8));
     for (at, (_, param)) in one.params().iter().enumerate() {
         other.params().set(&device, at, &device.download::<f32>(&param.master).unwrap()).unwrap();
-        for ((_, from), (_, to)) in one.optimizer().state(at).iter().zip(other.optimizer().state(at)) {
-            device.upload(to, &device.download::<f32>(from).unwrap()).unwrap();
+        for (from, to) in one.optimizer().state(at).iter().zip(other.optimizer().state(at)) {
+            device.upload(&to.tensor, &device.download::<f32>(&from.tensor).unwrap()).unwrap();
         }
     }
     let counters = Status { applied: status.applied, ..Status::default() };

@@ -151,7 +151,7 @@ fn parts(device: &Device, stage: &Stage) -> Parts {
     let params = stage.params();
     let mut all = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (_, param))| param.owned.elements > 0) {
-        let moments = stage.optimizer().state(index).iter().map(|(_, moment)| *moment);
+        let moments = stage.optimizer().state(index).iter().map(|state| state.tensor);
         for (number, tensor) in std::iter::once(param.master).chain(moments).enumerate() {
             let bits = device.download::<f32>(&tensor).unwrap().into_iter().map(f32::to_bits).collect();
             all.push((spec.shape.elements(), param.owned.first, bits, index, number));

@@ -131,7 +131,7 @@ fn bits(stage: &Stage) -> Vec<(String, Vec<u32>)> {
         if param.master.dtype == DType::F32 {
             add("master", param.master);
         }
-        stage.optimizer().state(index).iter().for_each(|(name, tensor)| add(name, *tensor));
+        stage.optimizer().state(index).iter().for_each(|state| add(state.name, state.tensor));
         if param.weight.dtype == DType::Bf16 {
             let values = device.download::<device::bf16>(&param.weight).unwrap();
             all.push((
