@@ -29,7 +29,7 @@ use parallel::{Axis, Ranks};
 
 use crate::layer_partition::StageLayers;
 use crate::params::{
-    BucketMemory, CodeMemory, CodesOfLayer, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedPart,
+    BucketMemory, CodeMemory, CodesOfLayer, OwnedQuantized, Params, PartedWeights, PartialRange, QuantizedShard,
     Sharding, WeightSource,
 };
 use crate::step_policy::StepContext;
@@ -254,7 +254,7 @@ impl GradientSync {
 }
 
 /// The operations that quantise this rank's part of a bucket, with the scales of the whole weights.
-fn quantization(cx: &StepContext<'_>, part: &QuantizedPart, ranks: &Rc<dyn Communicator>) -> Vec<Op> {
+fn quantization(cx: &StepContext<'_>, part: &QuantizedShard, ranks: &Rc<dyn Communicator>) -> Vec<Op> {
     let scale = |weight: &OwnedQuantized| -> Op {
         let scale = weight.fp8.rows.scale.tensor();
         match weight.owned {

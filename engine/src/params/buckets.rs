@@ -59,7 +59,7 @@ pub struct PartedWeights {
 #[derive(Clone, Debug)]
 pub enum WeightSource {
     /// The parts of all ranks, which are gathered.
-    Parts(OwnedPart),
+    Parts(OwnedShard),
     /// The weights' codes.
     Codes(CodesOfLayer),
 }
@@ -73,13 +73,13 @@ pub struct CodesOfLayer {
     pub owned: Option<CodeMemory>,
 }
 
-/// This rank's part of weights that are gathered.
+/// A rank's shard of weights that are gathered.
 #[derive(Clone, Debug)]
-pub struct OwnedPart {
-    /// The part, flat.
+pub struct OwnedShard {
+    /// The shard, flat.
     pub owned: Tensor,
-    /// Set if this rank quantises its part before it is gathered.
-    pub quantized: Option<QuantizedPart>,
+    /// Set if the rank quantises the shard before it is gathered.
+    pub quantized: Option<QuantizedShard>,
 }
 
 /// A range of `main_grad` that ranks compute in parts: partial sums.
@@ -93,10 +93,10 @@ pub struct PartialRange {
     pub grads: Tensor,
 }
 
-/// This rank's part of a bucket of 8-bit weights. They are gathered in 8 bits.
+/// A rank's shard of a bucket of 8-bit weights, which are gathered in 8 bits.
 #[derive(Clone, Debug)]
-pub struct QuantizedPart {
-    /// The weights, also those without an element of this rank's.
+pub struct QuantizedShard {
+    /// The weights, also those without an element that this rank updates.
     pub weights: Vec<OwnedQuantized>,
     /// f32: the scales of these weights. The ranks must agree on them: they take the largest of theirs.
     pub scales: Tensor,
@@ -154,7 +154,7 @@ impl Params {
             PartedWeights {
                 layer,
                 weights,
-                source: WeightSource::Parts(OwnedPart { owned: own, quantized }),
+                source: WeightSource::Parts(OwnedShard { owned: own, quantized }),
                 rest,
                 owner,
                 sharding,
@@ -166,7 +166,7 @@ impl Params {
     }
 
     /// This rank's part of a bucket with weights that are gathered in 8 bits.
-    fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
+    fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedShard> {
         let members = self.params.iter().zip(&self.layout.params).filter(|(_, place)| bucket.has(place));
         let weights: Vec<OwnedQuantized> = members
             .filter_map(|(param, place)| {
@@ -184,7 +184,7 @@ impl Params {
             .collect();
         let params: Vec<Fp8Param> = weights.iter().map(|weight| weight.fp8).collect();
         let scales = self.fp8.scales_of(&params)?;
-        Some(QuantizedPart { weights, scales })
+        Some(QuantizedShard { weights, scales })
     }
 
     /// The ranges of `main_grad` of which ranks compute partial sums, in order. Neighbours of one layer form one range.

@@ -151,13 +151,14 @@ impl FlatLayout {
                 Division::Parameters => members.chunks(1).collect(),
             };
             let owner = |bucket: &[usize]| owners[bucket[0]];
-            let layers: Vec<LayerPart> = buckets.iter().map(|of| LayerPart::of(specs, of, place, owner(of))).collect();
+            let layers: Vec<BucketSize> =
+                buckets.iter().map(|of| BucketSize::of(specs, of, place, owner(of))).collect();
             let turns = turns(&layers, home.turns);
             let kept: usize = layers.iter().map(|of| of.owned.elements).sum();
             let in_turns = turns.iter().zip(&layers).map(|(turn, of)| turn.start + of.elements).max().unwrap_or(0);
             let first = *layout.end(home.grads);
             let mut kept_end = first;
-            for ((bucket, turn), LayerPart { layer, elements, owned }) in buckets.into_iter().zip(turns).zip(layers) {
+            for ((bucket, turn), BucketSize { layer, elements, owned }) in buckets.into_iter().zip(turns).zip(layers) {
                 let start = match divides_gradients {
                     true => first + kept + turn.buffer * in_turns + turn.start,
                     false => *layout.end(home.grads),
@@ -262,19 +263,19 @@ impl Bucket {
 }
 
 /// A bucket's layer, and its elements with padding.
-struct LayerPart {
+struct BucketSize {
     layer: usize,
     elements: usize,
     /// The elements that this rank updates.
     owned: OwnedRange,
 }
 
-impl LayerPart {
+impl BucketSize {
     /// Of a bucket with these members, of a rank at this place. It belongs to `owner`, or each rank has a part.
-    fn of(specs: &[ParamSpec], members: &[usize], place: Place, owner: Option<usize>) -> LayerPart {
+    fn of(specs: &[ParamSpec], members: &[usize], place: Place, owner: Option<usize>) -> BucketSize {
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
         let elements = elements.next_multiple_of(ALIGNMENT * owner.map_or(place.count, |_| 1));
-        LayerPart { layer: specs[members[0]].layer, elements, owned: OwnedRange::of(elements, place, owner) }
+        BucketSize { layer: specs[members[0]].layer, elements, owned: OwnedRange::of(elements, place, owner) }
     }
 }
 
@@ -289,10 +290,10 @@ fn owners_of(specs: &[ParamSpec], homes: &[ParamMemory], ranks: &Ranks) -> Vec<O
 }
 
 /// The places of buckets in so many buffers that layers take turns in. A layer's buckets are neighbours in one buffer.
-fn turns(buckets: &[LayerPart], buffers: usize) -> Vec<Turn> {
+fn turns(buckets: &[BucketSize], buffers: usize) -> Vec<Turn> {
     let (mut number, mut end) = (0, 0);
     let mut turns = Vec::with_capacity(buckets.len());
-    for (at, LayerPart { layer, elements, .. }) in buckets.iter().enumerate() {
+    for (at, BucketSize { layer, elements, .. }) in buckets.iter().enumerate() {
         if at > 0 && buckets[at - 1].layer != *layer {
             (number, end) = (number + 1, 0);
         }

@@ -24,7 +24,7 @@ use parallel::{Axes, Ranks};
 use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
 pub use buckets::{
-    BucketMemory, CodesOfLayer, OwnedPart, OwnedQuantized, PartedWeights, PartialRange, QuantizedPart, WeightSource,
+    BucketMemory, CodesOfLayer, OwnedQuantized, OwnedShard, PartedWeights, PartialRange, QuantizedShard, WeightSource,
 };
 pub use codes::{CodeMemory, Codes};
 pub(crate) use flat_layout::ALIGNMENT;

@@ -64,7 +64,7 @@ impl HostState {
 }
 
 /// An operation on state, with the moves before and after it.
-struct Part {
+struct MovedEntry {
     comes: Vec<PieceEntry>,
     entry: PieceEntry,
     goes: Vec<PieceEntry>,
@@ -80,7 +80,7 @@ impl StepPass<Region> for HostState {
             return;
         }
         let given = std::mem::take(&mut piece.entries);
-        let mut parts: Vec<Part> = Vec::with_capacity(given.len());
+        let mut parts: Vec<MovedEntry> = Vec::with_capacity(given.len());
         for mut entry in given {
             let (mut comes, mut goes) = (Vec::new(), Vec::new());
             for range in self.ranges(&entry) {
@@ -95,10 +95,10 @@ impl StepPass<Region> for HostState {
                 comes.push(into);
                 goes.push(back);
             }
-            parts.push(Part { comes, entry, goes });
+            parts.push(MovedEntry { comes, entry, goes });
         }
         let Some(queues) = &self.queues else {
-            let in_turn = |Part { comes, entry, goes }| comes.into_iter().chain([entry]).chain(goes);
+            let in_turn = |MovedEntry { comes, entry, goes }| comes.into_iter().chain([entry]).chain(goes);
             return piece.entries.extend(parts.into_iter().flat_map(in_turn));
         };
         // The first part comes in beside what comes before its update, each other part beside the one before it.
@@ -106,7 +106,7 @@ impl StepPass<Region> for HostState {
             parts.iter_mut().map(|part| std::mem::take(&mut part.comes)).filter(|comes| !comes.is_empty()).collect();
         piece.entries.extend(coming.pop_front().into_iter().flatten());
         let mut is_away = false;
-        for Part { mut entry, goes, .. } in parts {
+        for MovedEntry { mut entry, goes, .. } in parts {
             if !goes.is_empty() {
                 piece.entries.extend(coming.pop_front().into_iter().flatten());
                 if std::mem::replace(&mut is_away, true) {

@@ -127,6 +127,13 @@ pub(super) fn groups(config: &RunConfig, products: DType) -> Result<Vec<ParamGro
     }
 }
 
+/// Whether all rules take master weights that are kept as remainders, and gradients in bf16. Settings that make no rule are
+/// refused elsewhere.
+pub(super) fn take_16_bits(config: &RunConfig) -> bool {
+    let groups = groups(config, DType::F32);
+    groups.map_or(true, |groups| groups.iter().all(|group| group.rule.takes_16_bits()))
+}
+
 fn decay(key: &str, value: f64) -> Result<f32, UserError> {
     let is_decay = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
     within(key, value, is_decay, "a decay is in [0, 1), also as f32", "see `trainer options` for defaults")?;

@@ -10,9 +10,10 @@ use parallel::{Axes, Axis, Mesh, PipelineStage, Schedule};
 
 use super::{context, layout};
 use crate::config::checks::{at_least, require};
+use crate::config::optimizers::take_16_bits;
 use crate::config::plan::model::ModelPlan;
 use crate::config::{
-    DataParallelSharding, GradReduce, MomentDtype, OptimizerChoice, ParallelConfig, PipelineSchedule, RecomputeConfig,
+    DataParallelSharding, GradReduce, MomentDtype, ParallelConfig, PipelineSchedule, RecomputeConfig,
     RecomputeGranularity, RunConfig,
 };
 
@@ -139,10 +140,11 @@ fn master_form(config: &RunConfig) -> Result<MasterForm, UserError> {
     if !config.optimizer.store_param_remainders {
         return Ok(MasterForm::Whole);
     }
-    require(config.optimizer.kind != OptimizerChoice::Muon, || {
+    let kind = config.optimizer.kind;
+    require(take_16_bits(config), || {
         UserError::new(
-            "optimizer.store_param_remainders = true with optimizer.kind = \"muon\"",
-            "Muon updates f32 master weights",
+            format!("optimizer.store_param_remainders = true with optimizer.kind = \"{kind}\""),
+            format!("{kind} updates f32 master weights"),
             "set optimizer.kind = \"adamw\", or leave out --store-param-remainders",
         )
     })?;
@@ -162,9 +164,9 @@ fn block_gradients(config: &RunConfig) -> Result<DType, UserError> {
             "set precision.compute = \"bf16\", or leave out --main-grads-dtype",
         ),
         (
-            config.optimizer.kind == OptimizerChoice::Muon,
-            "optimizer.kind = \"muon\"".into(),
-            "Muon reads f32 gradients",
+            !take_16_bits(config),
+            format!("optimizer.kind = \"{}\"", config.optimizer.kind),
+            "such an update reads f32 gradients",
             "set optimizer.kind = \"adamw\", or leave out --main-grads-dtype",
         ),
         (
