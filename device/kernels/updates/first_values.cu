@@ -50,10 +50,11 @@ inline double uniform(u32 high, u32 low) {
     return times(plus((double)((u64)high << 21 | low >> 11), 0.5), 1.0 / 9007199254740992.0);
 }
 
-// `output` or `rounded` may be null. The numbers of a normal distribution have the standard deviation `scale`, those of a
-// uniform one that bound.
-KERNEL(first_values)(float* output, bf16* rounded, u64 count, u64 seed, u64 stream, u64 first, u64 row, u64 pitch,
-                     u32 is_normal, float scale) {
+// `output`, `remainders` or `rounded` may be null; `remainders` come with `rounded`, which is then rounded with ties away from 0.
+// Numbers of a normal distribution (1) have the standard deviation `scale`, those of a uniform one (0) that bound, constants (2)
+// that value.
+KERNEL(first_values)(float* output, u16* remainders, bf16* rounded, u64 count, u64 seed, u64 stream, u64 first, u64 row,
+                     u64 pitch, u32 distribution, float scale) {
     begin_kernel();
     uint2 key = make_uint2((u32)seed, (u32)(seed >> 32));
     u64 stride = (u64)gridDim.x * blockDim.x;
@@ -63,14 +64,20 @@ KERNEL(first_values)(float* output, bf16* rounded, u64 count, u64 seed, u64 stre
             make_uint4((u32)element, (u32)(element >> 32), (u32)stream, (u32)(stream >> 32)), key);
         double u = uniform(words.x, words.y);
         float value;
-        if (is_normal) {
+        if (distribution == 1) {
             double v = uniform(words.z, words.w);
             value = (float)times(__dsqrt_rn(times(-2.0, ln_of_fraction(u))), cos_of_turns(v));
         } else {
             value = __fadd_rn(__fmul_rn(2.0f, (float)u), -1.0f);
         }
-        value = __fmul_rn(scale, value);
+        value = distribution == 2 ? scale : __fmul_rn(scale, value);
         if (output) output[at] = value;
-        if (rounded) set(rounded + at, value);
+        if (remainders) {
+            u32 bits = __float_as_uint(value);
+            remainders[at] = (u16)bits;
+            rounded[at].bits = (u16)((bits + 0x8000u) >> 16);
+        } else if (rounded) {
+            set(rounded + at, value);
+        }
     }
 }

@@ -44,6 +44,12 @@ pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
         let (seed, stream, first, row, pitch) = (5, 7, 3, hidden, hidden + 2);
         Ok(FirstValues { output, rounded, distribution, seed, stream, first, row, pitch })
     });
+    to.add("first_values, remainders", move |b| {
+        let rounded = Some(b.output([padded_vocab, hidden], DType::Bf16)?);
+        let (output, distribution) = (b.output([padded_vocab, hidden], DType::U16)?, Distribution::Uniform(0.02));
+        let (seed, stream, first, row, pitch) = (5, 7, 3, hidden, hidden + 2);
+        Ok(FirstValues { output, rounded, distribution, seed, stream, first, row, pitch })
+    });
     for form in [CodeForm::Nf4, CodeForm::Int8] {
         to.add(&format!("coded_values, {form:?}"), move |b| {
             let codes = b.input([padded_vocab, form.bytes(CODE_BLOCK)], DType::U8)?;

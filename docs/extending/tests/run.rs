@@ -13,7 +13,7 @@ fn run(folder: &Path, code: i32, line: &str) -> String {
 }
 
 /// All that the program adds.
-const ALL: &str = "--preset tiny-primer --optimizer novograd --novograd-beta1 0.8 --lr 1e-2 --lr-warmup-steps 1 --own-loss smoothed \
+const ALL: &str = "--preset tiny-primer --optimizer novograd --novograd-beta1 0.8 --lr 1e-1 --lr-warmup-steps 1 --own-loss smoothed \
                    --own-data counting --own-metrics csv --activity 0.01 --log-interval 10 --device host";
 
 /// The table of losses.

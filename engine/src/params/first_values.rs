@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use device::ops::{Fill, Move};
+use device::ops::{FirstValues, Move};
 use device::{Area, DType, Device, Result, Stream, Tensor};
 
-use super::masters::{rounded, upload_masters};
 use super::weight_memory::WeightMemory;
 use super::{CodeMemory, Param, ParamSpec, Params};
 
@@ -26,57 +25,22 @@ impl Params {
                 continue;
             }
             for part in self.first_parts(index) {
-                // The weights of other ranks too are rounded as masters with remainders are.
-                if self.is_on_host(part.output) || self.params[index].master.dtype == DType::U16 {
+                let masters = self.params[index].master.dtype;
+                let of_other_ranks = part.output.dtype == DType::Bf16 && masters == DType::U16;
+                if self.is_on_host(part.output) || of_other_ranks {
                     let passing = passing_area(device, &mut passing, &self.specs)?;
-                    self.set_first_by_way(&stream, (spec, &part), passing, seed)?;
+                    set_first_by_way(&stream, (spec, &part), (passing, masters), seed)?;
                     continue;
                 }
                 for slab in spec.slabs.iter().flat_map(|slab| slab.within(part.stored.clone())) {
                     let within = |tensor: Tensor| tensor.view(slab.start - part.stored.start, [slab.elements()]);
                     let (output, rounded) = (within(part.output), part.rounded.map(within));
-                    spec.init_slab(&slab, seed, output, rounded).into_iter().try_for_each(|op| stream.submit(op))?;
+                    stream.submit(spec.init_slab(&slab, seed, output, rounded))?;
                 }
             }
             self.params[index].fp8.map_or(Ok(()), |fp8| fp8.make_once(&stream))?;
         }
         device.synchronize()
-    }
-
-    /// Fills masters with their first values, by way of memory of the device: masters on the host, and remainders with the
-    /// weights that they complete, which the host makes.
-    fn set_first_by_way(
-        &self,
-        stream: &Stream,
-        (spec, part): (&ParamSpec, &FirstPart),
-        passing: &Area,
-        seed: u64,
-    ) -> Result<()> {
-        for first in part.stored.clone().step_by(FIRST_VALUES) {
-            let stored = first..part.stored.end.min(first + FIRST_VALUES);
-            let at = first - part.stored.start;
-            let weights = part.rounded.filter(|_| part.output.dtype == DType::F32);
-            let weights = weights.map(|all| all.view(at, [stored.len()]));
-            let here = first_values(stream, (spec, &stored), passing, weights, seed)?;
-            let output = part.output.view(at, [stored.len()]);
-            match (output.dtype, part.rounded) {
-                (DType::U16, Some(weights)) => {
-                    stream.synchronize()?;
-                    let device = stream.device();
-                    let values: Vec<f32> = device.download(&here)?;
-                    device.upload(&weights.view(at, [stored.len()]), &rounded(&values, output.dtype))?;
-                    upload_masters(device, &output, &values)?;
-                }
-                (DType::Bf16, _) => {
-                    stream.synchronize()?;
-                    let device = stream.device();
-                    let values: Vec<f32> = device.download(&here)?;
-                    device.upload(&output, &rounded(&values, DType::U16))?;
-                }
-                _ => stream.submit(Move { input: here, output })?,
-            }
-        }
-        Ok(())
     }
 
     /// The ranges of a parameter that have first values, each in one place.
@@ -114,18 +78,28 @@ fn passing_area<'a>(device: &Device, passing: &'a mut Option<Area>, specs: &[Par
     }
 }
 
-/// Makes the first values of these elements of a parameter, f32, in memory that passes, and rounded ones if there is memory for
-/// them.
-fn first_values(
+/// Makes first values by way of memory of the device, in the form that masters have: masters on the host, and the weights of
+/// other ranks, which are rounded as masters with remainders are.
+fn set_first_by_way(
     stream: &Stream,
-    (spec, stored): (&ParamSpec, &Range<usize>),
-    passing: &Area,
-    rounded: Option<Tensor>,
+    (spec, part): (&ParamSpec, &FirstPart),
+    (passing, masters): (&Area, DType),
     seed: u64,
-) -> Result<Tensor> {
-    let here = passing.tensor("first values", 0, [stored.len()], DType::F32);
-    fill(stream, (spec, stored), (here, rounded), seed)?;
-    Ok(here)
+) -> Result<()> {
+    for first in part.stored.clone().step_by(FIRST_VALUES) {
+        let stored = first..part.stored.end.min(first + FIRST_VALUES);
+        let within = |all: Tensor| all.view(first - part.stored.start, [stored.len()]);
+        let here = passing.tensor("first values", 0, [stored.len()], masters);
+        let output = within(part.output);
+        match part.output.dtype {
+            DType::Bf16 => fill(stream, (spec, &stored), (here, Some(output)), seed)?,
+            _ => {
+                fill(stream, (spec, &stored), (here, part.rounded.map(within)), seed)?;
+                stream.submit(Move { input: here, output })?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Fills a tensor, and its rounded copy if there is one, with the first values of these elements of a parameter.
@@ -135,11 +109,11 @@ fn fill(
     (output, rounded): (Tensor, Option<Tensor>),
     seed: u64,
 ) -> Result<()> {
-    stream.submit(Fill { output, value: 0.0 })?;
+    // Padding is 0.
+    stream.submit(FirstValues::constant(0.0, output, rounded))?;
     for slab in spec.slabs.iter().flat_map(|slab| slab.within(stored.clone())) {
         let within = |tensor: Tensor| tensor.view(slab.start - stored.start, [slab.elements()]);
-        let ops = spec.init_slab(&slab, seed, within(output), rounded.map(within));
-        ops.into_iter().try_for_each(|op| stream.submit(op))?;
+        stream.submit(spec.init_slab(&slab, seed, within(output), rounded.map(within)))?;
     }
     Ok(())
 }

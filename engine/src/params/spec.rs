@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use device::fnv1a;
-use device::ops::{CodeForm, Distribution, Fill, FirstValues, Op};
+use device::ops::{CodeForm, Distribution, FirstValues};
 use device::{DType, Home, Shape, Tensor};
 use parallel::{Axes, Ranks};
 
@@ -177,21 +177,18 @@ impl ParamSpec {
         counted
     }
 
-    /// The operations that give a slab of it its first values: `output`, and `rounded` if it has a copy in bf16. The slab is
-    /// whole along all axes but the first two, or has one entry along the axes before the one that is cut.
-    pub(super) fn init_slab(&self, slab: &Slab, seed: u64, output: Tensor, rounded: Option<Tensor>) -> Vec<Op> {
+    /// The operation that gives a slab of the parameter its first values: `output`, and `rounded` if the slab has a copy in bf16.
+    /// The slab is whole along all axes but the first two, or has one entry along the axes before the one that is cut.
+    pub(super) fn init_slab(&self, slab: &Slab, seed: u64, output: Tensor, rounded: Option<Tensor>) -> FirstValues {
         let distribution = match self.init {
-            Init::Constant(value) => {
-                let outputs = [Some(output), rounded].into_iter().flatten();
-                return outputs.map(|output| Fill { output, value }.into()).collect();
-            }
+            Init::Constant(value) => Distribution::Constant(value),
             Init::Normal(std) => Distribution::Normal(std),
             Init::Uniform(bound) => Distribution::Uniform(bound),
         };
         let first = slab.offset.iter().zip(&self.whole).fold(0, |first, (offset, size)| first * size + offset) as u64;
         let [row, pitch] = [&slab.sizes, &self.whole].map(|sizes| sizes[1..].iter().product::<usize>());
         let stream = fnv1a(self.name.bytes());
-        vec![FirstValues { output, rounded, distribution, seed, stream, first, row, pitch }.into()]
+        FirstValues { output, rounded, distribution, seed, stream, first, row, pitch }
     }
 
     /// The values stored here, with 0 for padding. `value` gives an element of the whole parameter by its index.

@@ -3,7 +3,7 @@
 use crate::common::{bench, checked_bench};
 use device::DType::{Bf16, F32};
 use device::bf16;
-use device::ops::{Distribution, FirstValues};
+use device::ops::{Distribution, FirstValues, split_master};
 use device::philox;
 
 const SEED: u64 = 0x1234_5678_9abc_def0;
@@ -13,6 +13,7 @@ const STREAM: u64 = 0xfedc_ba98_7654_3210;
 fn number(distribution: Distribution, element: u64) -> f32 {
     match distribution {
         Distribution::Normal(std) => std * philox::normal(SEED, STREAM, element),
+        Distribution::Constant(value) => value,
         Distribution::Uniform(bound) => bound * (2.0 * philox::uniform(SEED, STREAM, element) - 1.0),
     }
 }
@@ -22,7 +23,7 @@ fn first_values_have_the_same_bits_on_every_device_and_in_every_box() {
     let t = checked_bench();
     // A whole row after row, columns of a wider whole, and elements beyond 32 bits.
     let boxes = [(200, 500, 500, 0), (7, 33, 100, 12), (1, 1001, 1001, 17), (64, 64, 96, (1 << 32) - 3000)];
-    for distribution in [Distribution::Normal(0.02), Distribution::Uniform(0.125)] {
+    for distribution in [Distribution::Normal(0.02), Distribution::Uniform(0.125), Distribution::Constant(1.00390625)] {
         for (rows, row, pitch, first) in boxes {
             let expected: Vec<f32> =
                 (0..rows * row).map(|at| number(distribution, first + (at / row * pitch + at % row) as u64)).collect();
@@ -47,6 +48,11 @@ fn first_values_have_the_same_bits_on_every_device_and_in_every_box() {
             for tensor in [rounded, alone] {
                 assert!(t.device.download::<bf16>(&tensor).unwrap() == near, "{place}, rounded");
             }
+            let (remainders, weights) = (t.bits(&vec![0; rows * row]), t.empty(&[rows, row], Bf16));
+            t.run(op(remainders, Some(weights)));
+            let halves = t.device.download::<bf16>(&weights).unwrap().into_iter();
+            let halves = halves.zip(t.device.download::<u16>(&remainders).unwrap());
+            assert!(halves.eq(expected.iter().map(|&x| split_master(x))), "{place}, remainders");
         }
     }
 }

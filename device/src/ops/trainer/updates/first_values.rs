@@ -1,24 +1,27 @@
-//! The random numbers that a parameter begins with.
+//! The values that a parameter begins with.
 
 use crate::ops::{Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor};
 
-/// A distribution with mean 0.
+/// How a parameter's first values are distributed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// Normal with this standard deviation.
+    /// Normal with mean 0 and this standard deviation.
     Normal(f32),
     /// Uniform between minus this bound and the bound.
     Uniform(f32),
+    /// This value everywhere.
+    Constant(f32),
 }
 
-/// `output[i]` = the random number of element `first + i / row * pitch + i % row` of the whole parameter. It is a function of
+/// `output[i]` = the first value of element `first + i / row * pitch + i % row` of the whole parameter. It is a function of
 /// (seed, stream, element), with the same bits on the host and on every GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FirstValues {
-    /// Any shape, f32 or bf16: a dense box of the parameter's elements.
+    /// Any shape: a dense box of the parameter's elements. f32 or bf16; or u16, the remainders that `rounded` lacks, see
+    /// [`split_master`](crate::ops::split_master).
     pub output: Tensor,
-    /// The same values in bf16 (round to nearest even), as many. `output` is f32 then.
+    /// The same values in bf16, as many. `output` is f32 (round to nearest even) or has remainders (ties away from 0).
     pub rounded: Option<Tensor>,
     /// The values' distribution.
     pub distribution: Distribution,
@@ -35,6 +38,12 @@ pub struct FirstValues {
 }
 
 impl FirstValues {
+    /// A value everywhere.
+    pub fn constant(value: f32, output: Tensor, rounded: Option<Tensor>) -> FirstValues {
+        let (distribution, row) = (Distribution::Constant(value), output.elements());
+        FirstValues { output, rounded, distribution, seed: 0, stream: 0, first: 0, row, pitch: row }
+    }
+
     /// The index in the whole of the box's element `at`.
     pub(crate) fn element(&self, at: usize) -> u64 {
         self.first + (at / self.row * self.pitch + at % self.row) as u64
@@ -45,12 +54,18 @@ impl Operation for FirstValues {
     const NAME: &'static str = "first_values";
 
     fn check(&self) -> Result<()> {
-        ensure_float(Self::NAME, &[("output", self.output)])?;
+        let has_remainders = self.output.dtype == DType::U16;
+        match has_remainders {
+            true => ensure(Self::NAME, self.rounded.is_some(), || "remainders need `rounded`".into())?,
+            false => ensure_float(Self::NAME, &[("output", self.output)])?,
+        }
         ensure(Self::NAME, (1..=self.pitch).contains(&self.row), || {
             format!("a row has {} elements, and the next begins after {}", self.row, self.pitch)
         })?;
         let Some(rounded) = &self.rounded else { return Ok(()) };
-        ensure_dtype(Self::NAME, "output", &self.output, DType::F32)?;
+        if !has_remainders {
+            ensure_dtype(Self::NAME, "output", &self.output, DType::F32)?;
+        }
         ensure_dtype(Self::NAME, "rounded", rounded, DType::Bf16)?;
         ensure_elements(Self::NAME, "rounded", rounded, self.output.elements())?;
         ensure_apart(Self::NAME, ("output", &self.output), rounded)
