@@ -3,31 +3,34 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe", "olmoe", "gptoss" and "deepseekv3" are `transformers`' own classes. For the others norms, activations,
-attention, experts and cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
+The kinds of `case.py`'s FAMILIES are `transformers`' own classes. For the others norms, activations, attention, experts and
+cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
          layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
          config: more keys for the configuration of `transformers`
-         "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
-    "experts", of "gpt" and of the kinds that have them: {count, per_token, ffn, shared_ffn, score "softmax" or "sigmoid", normalise, scale,
-         blocks [whether each block has experts], balance (its multiplier), balance_over "microbatch", "sequence" or "global_batch", z_loss (its multiplier),
-         capacity (over the mean load; 0: nothing is dropped), keeps "weights" or "first": the choices that an expert with more keeps}
+         "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu",
+         position "learned", "rotary" or "none", bias
+    "experts", of "gpt" and of the kinds that have them: {count, per_token, ffn, shared_ffn, score "softmax" or "sigmoid",
+         normalise, scale, blocks [whether each block has experts], balance (its multiplier), balance_over "microbatch",
+         "sequence" or "global_batch", z_loss (its multiplier), capacity (over the mean load; 0: nothing is dropped),
+         keeps "weights" or "first": the choices that an expert with more keeps}
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
-    "lora", of all but mlp, may be left out: {scale, rank, layers {name: of each adapter [first row, end, first row of A, of B]}};
-         only adapters are trained then
+    "lora", of all but mlp, may be left out: {scale, rank, layers {name: of each adapter [first row, end, first
+         row of A, of B]}}; only adapters are trained then
     "further", of "gpt", may be left out: {depths, factor}: layers that predict tokens beyond the next one
     "own", of all optimizers, may be left out: {parameter: [what its lr is multiplied by, its weight decay or null]}
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
-OUT  loss, z_loss, balance_loss, router_z_loss, mtp_1_loss, mtp_2_loss and grad_norm (steps,) f64, the loss alone and the norm before clipping; grad.{name} of step 0 before
-     clipping; final.{name}; but for mlp the logits (batch, seq, vocab) of step 0, microbatch 0.
+OUT  loss, z_loss, balance_loss, router_z_loss, mtp_1_loss, mtp_2_loss and grad_norm (steps,) f64, the loss alone and the
+     norm before clipping; grad.{name} of step 0 before clipping; final.{name}; but for mlp
+     the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
 the loss, but weight decay reaches them like any other row. A clip of 0 means no clipping.
@@ -36,167 +39,14 @@ the loss, but weight decay reaches them like any other row. A clip of 0 means no
 import json
 import math
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import torch
+from case import adapted, check_case, depths, has_experts, take_weights
+from families import family_model, family_weights
 from safetensors.torch import load_file, save_file
 
 TERMS = ("z_loss", "balance_loss", "router_z_loss", "mtp_1_loss", "mtp_2_loss")
-RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
-SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
-         "rope_scaling", "config"}
-# Kind: the name of its classes in `transformers`.
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
-            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe", "gptoss": "GptOss", "deepseekv3": "DeepseekV3"}
-EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance", "balance_over", "z_loss",
-               "capacity", "keeps", "groups", "groups_per_token"}
-# Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
-SANDWICH = (("ln_1", "ln_2"), ("post_ln_1", "post_ln_2"))
-NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2")), "gemma2": SANDWICH, "gemma3": SANDWICH}
-# What `transformers` calls the norms.
-THEIR_NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "post_ln_1": "post_attention_layernorm",
-               "post_ln_2": "post_feedforward_layernorm"}
-THEIR_GEMMA_NORMS = THEIR_NORMS | {"ln_2": "pre_feedforward_layernorm"}
-CASE_KEYS = {
-    "gpt": RUN_KEYS | SIZES | {"z_loss", "norm", "activation", "position", "bias"},
-    "mlp": RUN_KEYS | {"layer_sizes"},
-} | {kind: RUN_KEYS | SIZES for kind in FAMILIES}
-OPTIMIZER_KEYS = {
-    "adamw": {"kind", "lr", "weight_decay", "clip", "beta1", "beta2", "eps"},
-    "muon": {"kind", "lr", "weight_decay", "clip", "beta1", "beta2", "eps", "momentum", "ns_steps"},
-    "sgd": {"kind", "lr", "weight_decay", "clip", "momentum"},
-}
-
-
-def require_keys(where, found, allowed):
-    """Fails unless `found` has exactly the keys `allowed`."""
-    unknown, missing = sorted(found.keys() - allowed), sorted(allowed - found.keys())
-    if unknown or missing:
-        raise SystemExit(f"{where}: unknown keys {unknown}, missing keys {missing}")
-
-
-def check_case(case):
-    """Fails on a case this file does not fully understand."""
-    for where, table, keys_of_kind in [("case", case, CASE_KEYS), ("optimizer", case.get("optimizer"), OPTIMIZER_KEYS)]:
-        kind = (table or {}).get("kind")
-        if kind not in keys_of_kind:
-            raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own", "experts", "further")}, keys_of_kind[kind])
-    if "experts" in case:
-        require_keys("experts", case["experts"], EXPERT_KEYS)
-    if len(case["optimizer"]["lr"]) != case["steps"]:
-        raise SystemExit(f"optimizer: lr has {len(case['optimizer']['lr'])} values for {case['steps']} steps")
-
-
-def weight_shapes(case):
-    """Every weight's name and shape, `vocab` not yet padded. Matrices are (out, in), as nn.Linear keeps them."""
-    shapes = {}
-    if case["kind"] == "mlp":
-        for i, (n_in, n_out) in enumerate(pairwise(case["layer_sizes"])):
-            shapes |= {f"layers.{i}.weight": (n_out, n_in), f"layers.{i}.bias": (n_out,)}
-        return shapes
-    hidden, ffn, bias, head_dim = case["hidden"], case["ffn"], case.get("bias", case["kind"] == "gptoss"), case["head_dim"]
-    qkv = head_dim * (case["heads"] + 2 * case["kv_heads"])
-    up = 2 * ffn if case.get("activation", "swiglu") == "swiglu" else ffn
-
-    def linear(name, n_out, n_in):
-        return {f"{name}.weight": (n_out, n_in)} | ({f"{name}.bias": (n_out,)} if bias else {})
-
-    def norm(name):
-        has_bias = bias and case.get("norm") == "layernorm"
-        return {f"{name}.weight": (hidden,)} | ({f"{name}.bias": (hidden,)} if has_bias else {})
-
-    shapes |= {"wte.weight": (case["vocab"], hidden)}
-    if case.get("position") == "learned":
-        shapes |= {"wpe.weight": (case["seq"], hidden)}
-    for i in range(case["layers"] + depths(case)):
-        h = f"h.{i}"
-        if i >= case["layers"]:
-            shapes |= {f"{h}.mtp.eh_proj.weight": (hidden, 2 * hidden)}
-            for name in ("enorm", "hnorm", "norm"):
-                shapes |= norm(f"{h}.mtp.{name}")
-        before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
-        for name in (*before, *after):
-            shapes |= norm(f"{h}.{name}")
-        if case["kind"] == "deepseekv3":
-            c = case["config"]
-            query, of_kv = head_dim * case["heads"], c["qk_nope_head_dim"] + c["v_head_dim"]
-            first = (c["q_lora_rank"] or query) + c["kv_lora_rank"] + c["qk_rope_head_dim"]
-            shapes |= {f"{h}.attn.c_attn.weight": (first, hidden), f"{h}.attn.kv_b_norm.weight": (c["kv_lora_rank"],),
-                       f"{h}.attn.kv_b.weight": (case["heads"] * of_kv, c["kv_lora_rank"])}
-            if c["q_lora_rank"]:
-                shapes |= {f"{h}.attn.q_b_norm.weight": (c["q_lora_rank"],), f"{h}.attn.q_b.weight": (query, c["q_lora_rank"])}
-        else:
-            shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
-        if case["kind"] == "qwen2":
-            shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
-        if case["kind"] in ("qwen3", "qwen3moe", "gemma3"):
-            shapes |= {f"{h}.attn.{norm}.weight": (head_dim,) for norm in ("q_norm", "k_norm")}
-        if case["kind"] in ("olmo2", "olmoe"):
-            shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
-                       f"{h}.attn.k_norm.weight": (head_dim * case["kv_heads"],)}
-        shapes |= linear(f"{h}.attn.c_proj", hidden, case["config"].get("v_head_dim", head_dim) * case["heads"])
-        if case["kind"] == "gptoss":
-            shapes |= {f"{h}.attn.sinks": (case["heads"],)}
-        if not has_experts(case, i):
-            shapes |= linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
-            continue
-        count, width, shared = (case["experts"][key] for key in ("count", "ffn", "shared_ffn"))
-        shapes |= {f"{h}.mlp.router.weight": (count, hidden), f"{h}.mlp.experts.c_fc.weight": (count * 2 * width, hidden),
-                   f"{h}.mlp.experts.c_proj.weight": (count * hidden, width)}
-        if bias:
-            shapes |= {f"{h}.mlp.router.logit_bias": (count,), f"{h}.mlp.experts.c_fc.bias": (count * 2 * width,),
-                       f"{h}.mlp.experts.c_proj.bias": (count * hidden,)}
-        if shared:
-            shapes |= {f"{h}.mlp.shared.c_fc.weight": (2 * shared, hidden), f"{h}.mlp.shared.c_proj.weight": (hidden, shared)}
-    shapes |= norm("ln_f")
-    if not case["tied"]:
-        shapes |= {"lm_head.weight": (case["vocab"], hidden)}
-    for name, rows in adapters(case):
-        rank, (_, n_in) = case["lora"]["rank"], shapes[f"{name}.weight"]
-        shapes |= {f"{name}.lora_A": (rank * len(rows), n_in)}
-        shapes |= {f"{name}.lora_B": (sum(end - start for start, end, *_ in rows), rank)}
-    return shapes
-
-
-def depths(case):
-    return case["further"]["depths"] if "further" in case else 0
-
-
-def has_experts(case, block):
-    return "experts" in case and case["experts"]["blocks"][block]
-
-
-def adapters(case):
-    """The layers with adapters. Of each adapter the rows [start, end) of the weight that it covers, and its first rows of A and of B."""
-    return case["lora"]["layers"].items() if "lora" in case else ()
-
-
-def adapted(case, w):
-    """The weights of the model whose adapters are merged: W + scale B A, by autograd's leave."""
-    merged = {name: p for name, p in w.items() if ".lora_" not in name}
-    for name, rows in adapters(case):
-        parts, done, rank = [], 0, case["lora"]["rank"]
-        weight, a, b = merged[f"{name}.weight"], w[f"{name}.lora_A"], w[f"{name}.lora_B"]
-        for start, end, of_a, of_b in rows:
-            product = b[of_b:of_b + end - start] @ a[of_a:of_a + rank]
-            parts += [weight[done:start], weight[start:end] + case["lora"]["scale"] * product]
-            done = end
-        merged[f"{name}.weight"] = torch.cat([*parts, weight[done:]])
-    return merged
-
-
-def take_weights(case, tensors, dtype):
-    """The weights of `tensors` as parameters of `dtype`; fails on a name or shape that the case does not call for."""
-    shapes = weight_shapes(case)
-    require_keys("weights", {n: t for n, t in tensors.items() if not n.startswith("batch.")}, shapes.keys())
-    for name, shape in shapes.items():
-        found, may_pad = tuple(tensors[name].shape), name in ("wte.weight", "lm_head.weight")
-        if found != shape and not (may_pad and found[1:] == shape[1:] and found[0] > shape[0]):
-            raise SystemExit(f"weights: {name} has shape {found}, the case says {shape}")
-    trained = [name for name in shapes if "lora" not in case or ".lora_" in name]
-    return {name: tensors[name].to(dtype, copy=True).requires_grad_(name in trained) for name in shapes}
 
 
 def layer_norm(x, weight, bias, eps):
@@ -243,7 +93,8 @@ def attention(case, qkv):
 
 
 def mixture(case, w, h, x):
-    """Every expert on every token, weighed: x (batch, seq, hidden) -> the same shape, and the router's logits (batch * seq, experts)."""
+    """Every expert on every token, weighed: x (batch, seq, hidden) -> the same shape, and the router's logits (batch * seq,
+    experts)."""
     experts = case["experts"]
     logits = (x @ w[f"{h}.router.weight"].T).flatten(0, 1)
     scores = logits.softmax(-1) if experts["score"] == "softmax" else torch.sigmoid(logits)
@@ -272,8 +123,8 @@ def within_capacity(experts, of_each, chosen):
 
 
 def router_losses(case, all_logits, batch, loads):
-    """The balance loss and the z-loss of all routers of a microbatch, with their multipliers. `loads` has those of the step's microbatches
-    before it, for each router; this one's are added."""
+    """The balance loss and the z-loss of all routers of a microbatch, with their multipliers. `loads` has those of
+    the step's microbatches before it, for each router; this one's are added."""
     balance, z_loss = 0.0, 0.0
     if "experts" not in case:
         return balance, z_loss
@@ -339,116 +190,6 @@ def gpt_logits(case, w, tokens):
     return logits_of_all[0], routers, logits_of_all[1:]
 
 
-def family_experts(case):
-    """The keys of experts in the configuration of the case's kind."""
-    if "experts" not in case:
-        return {}
-    experts = case["experts"]
-    if case["kind"] == "deepseekv3":
-        return {"n_routed_experts": experts["count"], "num_experts_per_tok": experts["per_token"], "moe_intermediate_size": experts["ffn"],
-                "n_shared_experts": experts["shared_ffn"] // experts["ffn"], "n_group": experts["groups"], "topk_group": experts["groups_per_token"], "norm_topk_prob": experts["normalise"],
-                "routed_scaling_factor": experts["scale"], "first_k_dense_replace": experts["blocks"].index(True)}
-    if experts["score"] != "softmax" or experts["scale"] != 1 or experts["shared_ffn"]:
-        raise SystemExit("experts: no such family")
-    keys = {"num_experts_per_tok": experts["per_token"], "output_router_logits": True}
-    if case["kind"] in ("mixtral", "gptoss"):
-        return keys | {"num_local_experts": experts["count"], "intermediate_size": experts["ffn"]}
-    keys |= {"num_experts": experts["count"], "norm_topk_prob": experts["normalise"]}
-    if case["kind"] == "olmoe":
-        return keys | {"intermediate_size": experts["ffn"]}
-    dense = [i for i, here in enumerate(experts["blocks"]) if not here]
-    return keys | {"moe_intermediate_size": experts["ffn"], "mlp_only_layers": dense}
-
-
-def family_model(case, dtype):
-    """A model of `transformers` of the case's kind and sizes; its own weights are never used."""
-    import transformers
-
-    family = FAMILIES[case["kind"]]
-    if case["kind"] == "deepseekv3":  # its router computes in f32, and its experts add nothing of another type
-        experts = transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE
-        theirs = experts.moe
-        experts.moe = lambda self, x, chosen, weights: theirs(self, x, chosen, weights.to(x.dtype))
-    config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
-        num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
-        vocab_size=case["vocab"],
-        max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
-        rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
-        pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2, 0 in Gemma
-        **{"intermediate_size": case["ffn"], "head_dim": case["head_dim"], "num_key_value_heads": case["kv_heads"]} | family_experts(case) | case["config"],
-    )
-    return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
-
-
-def gated(w, ours, theirs):
-    """A dense layer by the names of `transformers`."""
-    gate, up = w[f"{ours}.c_fc.weight"].chunk(2)
-    return {f"{theirs}.gate_proj.weight": gate, f"{theirs}.up_proj.weight": up, f"{theirs}.down_proj.weight": w[f"{ours}.c_proj.weight"]}
-
-
-def family_experts_weights(case, w, h, layer):
-    """A layer of experts by the names of `transformers`."""
-    if case["kind"] == "gptoss":
-        count, width, hidden = case["experts"]["count"], case["experts"]["ffn"], case["hidden"]
-        ours, theirs = f"{h}.mlp", f"{layer}.mlp"
-        up, down = (w[f"{ours}.experts.{name}.weight"] for name in ("c_fc", "c_proj"))
-        return {
-            f"{theirs}.router.weight": w[f"{ours}.router.weight"],
-            f"{theirs}.router.bias": w[f"{ours}.router.logit_bias"],
-            f"{theirs}.experts.gate_up_proj": up.view(count, 2, width, hidden).permute(0, 3, 2, 1).reshape(count, hidden, 2 * width),
-            f"{theirs}.experts.gate_up_proj_bias": w[f"{ours}.experts.c_fc.bias"].view(count, 2, width).mT.reshape(count, 2 * width),
-            f"{theirs}.experts.down_proj": down.view(count, hidden, width).mT,
-            f"{theirs}.experts.down_proj_bias": w[f"{ours}.experts.c_proj.bias"].view(count, hidden),
-        }
-    ups, downs = (w[f"{h}.mlp.experts.{name}.weight"].chunk(case["experts"]["count"]) for name in ("c_fc", "c_proj"))
-    part, names = f"{layer}.mlp", ("gate_proj", "up_proj", "down_proj")
-    if case["kind"] == "mixtral":
-        part, names = f"{layer}.block_sparse_moe", ("w1", "w3", "w2")
-    named = {f"{part}.gate.weight": w[f"{h}.mlp.router.weight"]}
-    if case["experts"]["shared_ffn"]:
-        named |= gated(w, f"{h}.mlp.shared", f"{part}.shared_experts")
-    for e, (up, down) in enumerate(zip(ups, downs, strict=True)):
-        matrices = (*up.chunk(2), down)
-        named |= {f"{part}.experts.{e}.{name}.weight": matrix for name, matrix in zip(names, matrices, strict=True)}
-    return named
-
-
-def family_weights(case, w):
-    """Our weights by the names of `transformers`: packed rows taken apart, padding left out."""
-    rows = [case["head_dim"] * heads for heads in (case["heads"], case["kv_heads"], case["kv_heads"])]
-    named = {"model.embed_tokens.weight": w["wte.weight"][: case["vocab"]], "model.norm.weight": w["ln_f.weight"]}
-    named["lm_head.weight"] = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
-    for i in range(case["layers"]):
-        h, layer = f"h.{i}", f"model.layers.{i}"
-        if case["kind"] == "deepseekv3":
-            c, theirs = case["config"], f"{layer}.self_attn"
-            first = w[f"{h}.attn.c_attn.weight"]
-            queries = c["q_lora_rank"] or case["head_dim"] * case["heads"]
-            named |= {f"{theirs}.{'q_a_proj' if c['q_lora_rank'] else 'q_proj'}.weight": first[:queries],
-                      f"{theirs}.kv_a_proj_with_mqa.weight": first[queries:],
-                      f"{theirs}.kv_a_layernorm.weight": w[f"{h}.attn.kv_b_norm.weight"], f"{theirs}.kv_b_proj.weight": w[f"{h}.attn.kv_b.weight"]}
-            if c["q_lora_rank"]:
-                named |= {f"{theirs}.q_a_layernorm.weight": w[f"{h}.attn.q_b_norm.weight"], f"{theirs}.q_b_proj.weight": w[f"{h}.attn.q_b.weight"]}
-        else:
-            q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
-            named |= {f"{layer}.self_attn.{part}_proj.weight": matrix for part, matrix in zip("qkv", (q, k, v), strict=True)}
-        named |= family_experts_weights(case, w, h, layer) if has_experts(case, i) else gated(w, f"{h}.mlp", f"{layer}.mlp")
-        named |= {
-            f"{layer}.self_attn.o_proj.weight": w[f"{h}.attn.c_proj.weight"],
-        }
-        before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
-        theirs = THEIR_GEMMA_NORMS if case["kind"].startswith("gemma") else THEIR_NORMS
-        named |= {f"{layer}.{theirs[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
-        if case["kind"] == "gptoss":
-            named |= {f"{layer}.self_attn.sinks": w[f"{h}.attn.sinks"], f"{layer}.self_attn.o_proj.bias": w[f"{h}.attn.c_proj.bias"]}
-        if case["kind"] in ("qwen2", "gptoss"):
-            biases = w[f"{h}.attn.c_attn.bias"].split(rows)
-            named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
-        if case["kind"] in ("qwen3", "qwen3moe", "olmo2", "olmoe", "gemma3"):
-            named |= {f"{layer}.self_attn.{part}_norm.weight": w[f"{h}.attn.{part}_norm.weight"] for part in "qk"}
-    return named
-
-
 def language_model(case, w, dtype):
     """A function from tokens (batch, seq) to logits (batch, seq, vocab), and those of each router, over the weights w."""
     if case["kind"] == "gpt":
@@ -472,7 +213,8 @@ def mlp_outputs(case, w, inputs):
 
 
 def summed_loss(case, w, model, tensors, batch, dtype, loads):
-    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; those of further tokens; the model's output)."""
+    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; those of
+    further tokens; the model's output)."""
     targets = tensors[f"{batch}.targets"]
     if case["kind"] == "mlp":
         outputs = mlp_outputs(case, w, tensors[f"{batch}.inputs"].to(dtype))
@@ -482,8 +224,9 @@ def summed_loss(case, w, model, tensors, batch, dtype, loads):
     log_sums = logits.logsumexp(-1)
     z_loss = case.get("z_loss", 0.0) * log_sums.square().sum()
     # A token beyond the end of a sample has no loss.
-    of_further = [torch.nn.functional.cross_entropy(more.flatten(0, 1), shifted(targets.long(), depth + 1, -1).flatten(), ignore_index=-1, reduction="sum")
-                  for depth, more in enumerate(further)]
+    later = [shifted(targets.long(), depth + 1, -1).flatten() for depth in range(len(further))]
+    of_further = [torch.nn.functional.cross_entropy(more.flatten(0, 1), ids, ignore_index=-1, reduction="sum")
+                  for more, ids in zip(further, later, strict=True)]
     return (log_sums - target_logits).sum(), z_loss, router_losses(case, routers, len(targets), loads), of_further, logits
 
 
