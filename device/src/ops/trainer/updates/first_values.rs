@@ -1,6 +1,9 @@
 //! The random numbers that a parameter begins with.
 
-use crate::ops::{Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, tensors};
+mod host;
+
+use crate::cuda::{Arg, KernelFile, KernelOperation, Queue, kernel_file, over_packs};
+use crate::ops::{Operation, ensure, ensure_apart, ensure_dtype, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A distribution with mean 0.
@@ -51,10 +54,30 @@ impl Operation for FirstValues {
         })?;
         let Some(rounded) = &self.rounded else { return Ok(()) };
         ensure_dtype(Self::NAME, "output", &self.output, DType::F32)?;
-        ensure_dtype(Self::NAME, "rounded", rounded, DType::Bf16)?;
-        ensure_elements(Self::NAME, "rounded", rounded, self.output.elements())?;
+        ensure_values(Self::NAME, "rounded", rounded, DType::Bf16, self.output.elements())?;
         ensure_apart(Self::NAME, ("output", &self.output), rounded)
     }
 
     tensors! { write output, rounded }
+}
+
+impl KernelOperation for FirstValues {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/first_values.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let count = self.output.elements();
+        let (output, rounded) = match self.output.dtype {
+            DType::F32 => (Some(self.output), self.rounded),
+            _ => (None, Some(self.output)),
+        };
+        let (is_normal, scale) = match self.distribution {
+            Distribution::Normal(std) => (1, std),
+            Distribution::Uniform(bound) => (0, bound),
+        };
+        let sizes =
+            [count as u64, self.seed, self.stream, self.first, self.row as u64, self.pitch as u64].map(Arg::U64);
+        let arguments =
+            [&[output.into(), rounded.into()][..], &sizes, &[Arg::U32(is_normal), Arg::F32(scale)]].concat();
+        queue.launch("first_values", over_packs(count, queue), &arguments)
+    }
 }
