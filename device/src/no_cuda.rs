@@ -6,8 +6,11 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
+
+use bytemuck::Pod;
 
 use crate::host_memory::{ArrayColumns, HostBlock};
 use crate::priority::Priority;
@@ -72,6 +75,12 @@ pub(crate) struct PendingCopy(Infallible);
 pub(crate) struct Cupti(Infallible);
 pub(crate) struct CuptiNote(Infallible);
 
+pub(crate) struct Queue<'a> {
+    pub(crate) scratch: u64,
+    none: Infallible,
+    kernels: PhantomData<&'a ()>,
+}
+
 uncallable! {
     CudaDevice {
         pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceMemory>;
@@ -92,6 +101,15 @@ uncallable! {
     CublasLt {
         pub(crate) fn export(&self) -> String;
         pub(crate) fn import(&self, choices: &str) -> Result<()>;
+    }
+
+    Queue<'a> {
+        pub(crate) fn launch(&self, kernel: &str, grid: Grid, arguments: &[Arg]) -> Result<()>;
+        pub(crate) fn launch_block<T: Pod>(&self, kernel: &str, grid: Grid, block: &T) -> Result<()>;
+        pub(crate) fn set_bytes(&self, address: u64, value: u8, bytes: usize) -> Result<()>;
+        pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
+        pub(crate) fn gpu(&self) -> &GpuProperties;
+        pub(crate) fn multiprocessors(&self) -> usize;
     }
 
     PrimaryContext {
@@ -199,11 +217,6 @@ impl<T> CudaOperation for T {}
 
 pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
     no_cuda()
-}
-
-#[cfg(feature = "trainer-ops")]
-pub(crate) fn norm_parts(input: &Tensor, sums: crate::ops::RowSums, multiprocessors: usize) -> usize {
-    unreachable!("it is asked of a GPU")
 }
 
 pub(crate) fn gpu_of(address: u64) -> Option<usize> {

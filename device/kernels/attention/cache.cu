@@ -57,12 +57,9 @@ struct CachedAttention {
     float soft_cap; // of scores, or 0
 };
 
-constexpr int WARPS = 8;
-
 // One block per query (x) and head (y). Reading the cache bounds its speed. Warp w takes keys w, w + 8, ... of those that
-// the query sees and keeps a
-// running maximum, sum and weighted sum of values (Milakov and Gimelshein, 2018); its lane l has channels l, l + 32,
-// ... At the end the warps' results are added up in order.
+// the query sees and keeps a running maximum, sum and weighted sum of values (Milakov and Gimelshein, 2018); its lane l has
+// channels l, l + 32, ... At the end the warps' results are added up in order.
 template <class T, int LANES> void cached_attention(const CachedAttention& a) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 sequence = blockIdx.x / a.rows, row = blockIdx.x % a.rows, head = blockIdx.y;
@@ -97,23 +94,13 @@ template <class T, int LANES> void cached_attention(const CachedAttention& a) {
             if (channel < a.dim) sum[i] = sum[i] * old + weight * value(values + key * width + channel);
         }
     }
-    __shared__ float highests[WARPS], totals[WARPS], sums[WARPS][32 * LANES];
-    if (lane == 0) highests[warp] = highest, totals[warp] = total;
-#pragma unroll
-    for (int i = 0; i < LANES; i++) sums[warp][lane + 32 * i] = sum[i];
-    __syncthreads();
-    // A warp without keys has minus infinity and so no weight; warp 0 has a key.
-    float top = highests[0], all = 0.0f;
-    for (int w = 1; w < WARPS; w++) top = fmaxf(top, highests[w]);
+    __shared__ Found<LANES> found;
+    found.put(highest, total, sum);
     float sink = a.sinks ? a.sinks[head] : __int_as_float(0xff800000);
-    top = fmaxf(top, sink);
-    for (int w = 0; w < WARPS; w++) all += totals[w] * expf(highests[w] - top);
-    all += expf(sink - top);
+    float top = fmaxf(found.highest_of_all(), sink), all = found.weights(top) + expf(sink - top);
     T* output = (T*)a.output + ((u64)blockIdx.x * a.heads + head) * a.dim;
     for (u32 channel = threadIdx.x; channel < a.dim; channel += blockDim.x) {
-        float x = 0.0f;
-        for (int w = 0; w < WARPS; w++) x += sums[w][channel] * expf(highests[w] - top);
-        set(output + channel, x / all);
+        set(output + channel, found.sum(channel, top) / all);
     }
 }
 #define CACHED_ATTENTION(T, LANES, suffix) \

@@ -43,8 +43,6 @@ template <class T> void append_latents(const CachedLatent& a) {
     }
 }
 
-constexpr int WARPS = 8;
-
 // One block per query (x) and head (y), as `cached_attention` of cache.cu, but for what a query is multiplied by before,
 // and a sum after. A key is read once: its latent is its value too. Lane l has channels l, l + 32, ... below 32 * LANES.
 template <class T, int LANES> void cached_latent_attention(const CachedLatent& a) {
@@ -87,19 +85,11 @@ template <class T, int LANES> void cached_latent_attention(const CachedLatent& a
 #pragma unroll
         for (int i = 0; i < LANES; i++) sum[i] = sum[i] * old + weight * latent[i];
     }
-    __shared__ float highests[WARPS], totals[WARPS], sums[WARPS][32 * LANES];
-    if (lane == 0) highests[warp] = highest, totals[warp] = total;
-#pragma unroll
-    for (int i = 0; i < LANES; i++) sums[warp][lane + 32 * i] = sum[i];
-    __syncthreads();
-    // A warp without keys has minus infinity and so no weight; warp 0 has a key.
-    float top = highests[0], all = 0.0f;
-    for (int w = 1; w < WARPS; w++) top = fmaxf(top, highests[w]);
-    for (int w = 0; w < WARPS; w++) all += totals[w] * expf(highests[w] - top);
+    __shared__ Found<LANES> found;
+    found.put(highest, total, sum);
+    float top = found.highest_of_all(), all = found.weights(top);
     for (u32 channel = threadIdx.x; channel < a.rank; channel += blockDim.x) {
-        float x = 0.0f;
-        for (int w = 0; w < WARPS; w++) x += sums[w][channel] * expf(highests[w] - top);
-        vector[channel] = x / all;
+        vector[channel] = found.sum(channel, top) / all;
     }
     __syncthreads();
     T* output = (T*)a.output + ((u64)blockIdx.x * a.heads + head) * a.value;

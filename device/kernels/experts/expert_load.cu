@@ -1,9 +1,9 @@
 // The load of experts: how many pairs each has, and the bias of the choice that follows from it.
 #include "places.cuh"
 
-// Experts at most; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`. A column for dropped pairs comes on top.
+// Experts at most; `EXPERTS` in `device/src/ops/trainer/experts/kernels.rs`. A column for dropped pairs comes on top.
 const u32 EXPERTS = 512;
-// Pairs of one block; `PART` in `device/src/cuda/ops/trainer/experts/load.rs`.
+// Pairs of one block; `PART` in `device/src/ops/trainer/experts/load.rs`.
 const u32 PART = 4096;
 
 struct CountLoad {

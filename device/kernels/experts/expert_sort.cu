@@ -3,10 +3,10 @@
 // sorted as if they had an expert of their own, after all others.
 #include "scan.cuh"
 
-// Experts at most: two for each thread; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`. Dropped pairs come on top.
+// Experts at most: two for each thread; `EXPERTS` in `device/src/ops/trainer/experts/kernels.rs`. Dropped pairs come on top.
 const u32 EXPERTS = 512;
 const u32 WARPS = SCAN_THREADS / 32;
-// Pairs of one block, and of each of its warps; `TILE` in `device/src/cuda/ops/trainer/experts/sort.rs`.
+// Pairs of one block, and of each of its warps; `TILE` in `device/src/ops/trainer/experts/sort.rs`.
 const u32 TILE = 2048;
 const u32 WARP_TILE = TILE / WARPS;
 const u32 ROUNDS = WARP_TILE / 32;

@@ -9,11 +9,11 @@
 #include "mma.cuh"
 #include "scan.cuh"
 
-// Experts at most: two for each thread; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`.
+// Experts at most: two for each thread; `EXPERTS` in `device/src/ops/trainer/experts/kernels.rs`.
 const u32 EXPERTS = 512;
 const u32 THREADS = SCAN_THREADS;
 // Rows and columns of a tile, and those of a thin matrix at most; as in
-// `device/src/cuda/ops/trainer/experts/grouped_gemm.rs`.
+// `device/src/ops/trainer/experts/grouped_gemm/launch.rs`.
 const u32 TILE = 128;
 const u32 THIN = 32;
 

@@ -15,14 +15,14 @@
 // The launch: 384 threads, SHARED_BYTES, as many blocks as multiprocessors, in clusters of 2 for a pair.
 #include "hopper.cuh"
 
-// Experts at most; `EXPERTS` in `device/src/cuda/ops/trainer/experts/mod.rs`.
+// Experts at most; `EXPERTS` in `device/src/ops/trainer/experts/kernels.rs`.
 const u32 EXPERTS = 512;
 const u32 THREADS = 384, TILE_M = 128, TILE_N = 256, GROUP_M = 64;
 // Boxes are in stages, or on their way to memory.
 const u32 BOXES = 28, STAGE_BOXES = 24, A_BOXES = 2, B_BOXES = TILE_N / 64;
 const u32 STAGES = STAGE_BOXES / (A_BOXES + B_BOXES), STAGE_BYTES = (A_BOXES + B_BOXES) * BOX_BYTES;
 const u32 BARRIERS = BOXES * BOX_BYTES, OFFSETS = BARRIERS + 128;
-// `SHARED` in `device/src/cuda/ops/trainer/experts/grouped_hopper.rs`.
+// `SHARED` in `device/src/ops/trainer/experts/grouped_gemm/launch/hopper.rs`.
 const u32 SHARED_BYTES = OFFSETS + (EXPERTS + 1) * 4;
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 // A group of threads puts one box to memory at a time, from a ring of boxes of its own.

@@ -55,7 +55,7 @@ inline uint2 quantized(const float (&x)[8], float inverse, u32 e5m2) {
 inline float inverse_of(float scale) { return scale == 0.0f ? 0.0f : 1.0f / scale; }
 
 // The scale that makes the largest magnitude the largest number of the type, as `scale_now` in
-// `device/src/host/trainer/low_precision/quantize.rs`.
+// `device/src/ops/trainer/low_precision/quantize/host.rs`.
 inline float scale_of(float amax, float largest) {
     if (amax == 0.0f) return 1.0f;
     if (!(amax < infinity())) return __int_as_float(0x7fc00000);

@@ -3,7 +3,7 @@
 #pragma once
 #include "common.cuh"
 
-// Elements of a chunk; `CHUNK` in `device/src/cuda/ops/table.rs`.
+// Elements of a chunk; `CHUNK` in `device/src/gpu_types/table.rs`.
 const u32 CHUNK = 1 << 14;
 
 // The last of `count` tensors that starts at or before this block's chunk.

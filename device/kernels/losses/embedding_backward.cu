@@ -6,7 +6,7 @@
 // costs only a few more small launches.
 #include "common.cuh"
 
-// Entries of a list that one block adds up; `CHUNK` in `device/src/cuda/ops/trainer/losses/embedding.rs`.
+// Entries of a list that one block adds up; `CHUNK` in `device/src/ops/trainer/losses/embedding/launch.rs`.
 const u32 CHUNK = 32;
 // Rows in flight for each thread.
 const u32 UNROLL = 4;

@@ -5,7 +5,7 @@
 
 const u32 DIGITS = 256;
 const u32 WARPS = 8;
-// Pairs of one block, and of each of its warps; `TILE` in `device/src/cuda/ops/trainer/losses/embedding.rs`.
+// Pairs of one block, and of each of its warps; `TILE` in `device/src/ops/trainer/losses/embedding/launch.rs`.
 const u32 TILE = 2048;
 const u32 WARP_TILE = TILE / WARPS;
 

@@ -1,7 +1,7 @@
 // Weights that lie as codes of 4 or 8 bits, and back. Every byte is moved once.
 #include "common.cuh"
 
-// Values that a thread computes at a time; `VALUES` in `device/src/cuda/ops/trainer/low_precision/codes.rs`.
+// Values that a thread computes at a time; `VALUES` in `device/src/ops/trainer/low_precision/codes.rs`.
 const u32 VALUES = 8;
 // Values that share a scale; `CODE_BLOCK` in `device/src/ops/trainer/low_precision/codes.rs`.
 const u32 BLOCK = 64;

@@ -32,7 +32,7 @@ u32 halves;  // 2 if a block does a tile of the one half of a row, then of the o
 
 // The exponent, as it lies in the bits of an f32, of a scale: the smallest power of two such that 448 times it is not
 // below the magnitude with these bits. 448 is 1.75 * 2^8. See `block_scale` in
-// `device/src/host/trainer/low_precision/quantize_blocks.rs`.
+// `device/src/ops/trainer/low_precision/quantize/host/blocks.rs`.
 inline u32 scale_exponent(u32 peak) { return max((peak + 0x1fffffu) >> 23, 9u) - 8; }
 
 inline bool is_finite(u32 peak) { return peak < 0x7f800000u; }

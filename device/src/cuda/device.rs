@@ -3,13 +3,13 @@
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
+use super::KernelFile;
 #[cfg(feature = "trainer-ops")]
 use super::cublaslt::CublasLt;
 #[cfg(feature = "trainer-ops")]
 use super::cudnn::Cudnn;
 use super::driver::{self, DeviceMemory, Gpu, RawEvent};
 use super::graph::SetCondition;
-use super::kernels::KernelFile;
 use super::states::StateStream;
 use super::{Counters, CudaOptions, CustomKernels, Kernels, ProgressMarks};
 use crate::{Element, Error, Progress, Result, Tensor};

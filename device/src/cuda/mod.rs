@@ -7,7 +7,7 @@ mod cublaslt;
 mod cudnn;
 mod cupti;
 mod device;
-mod driver;
+pub(crate) mod driver;
 mod graph;
 pub(crate) mod kernels;
 mod libraries;
@@ -29,11 +29,9 @@ pub(crate) use driver::{DeviceMemory, PageLocked, PrimaryContext, RawEvent, RawS
 pub use driver::{PeerHandle, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::{CustomKernels, Kernels, open};
-pub use kernels::{KernelFile, KernelSet, compile, compile_sets, cubin_name, kernel_files};
+pub use kernels::{compile, compile_sets, cubin_name, kernel_files};
 pub use libraries::{EnergyMeter, GpuLoads, library_versions, load_library};
-#[cfg(feature = "trainer-ops")]
-pub(crate) use ops::norm_parts;
-pub(crate) use ops::{CudaOperation, KernelOperation};
+pub(crate) use ops::CudaOperation;
 pub use peers::{PeerWindow, Peers};
 pub(crate) use progress_marks::ProgressMarks;
 pub(crate) use queue::Queue;

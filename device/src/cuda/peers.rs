@@ -28,12 +28,12 @@ pub(super) const MAX_BLOCKS: usize = 64;
 pub(super) const MAX_RANKS: usize = 8;
 /// Slots of a block. As in `kernels/headers/peers.cuh`.
 const SLOTS: u64 = 4;
-/// Bytes of the flags of a lane. As in `kernels/headers/peers.cuh`.
+/// Bytes of the flags of a channel. As in `kernels/headers/peers.cuh`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream, and a
-/// third lane is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its
-/// lane to the stream that follows it.
-const LANES: usize = 3;
+/// third channel is spare. A fourth stream's transfers are NCCL's, on all ranks. A stream that nobody holds any more leaves its
+/// channel to the stream that follows it.
+const CHANNELS: usize = 3;
 /// Most areas of a rank that the group's other ranks reach at the same time.
 const MAX_AREAS: usize = 256;
 /// Bits of an offset in a place in areas. As in `kernels/transfers/peer_rows.cu`.
@@ -41,9 +41,9 @@ const OFFSET_BITS: u32 = 48;
 
 /// Memory of this rank's GPU that the kernels of the group's other ranks read. They write flags in it.
 pub struct PeerWindow {
-    /// Of all lanes, one after the other.
+    /// Of all channels, one after the other.
     memory: DeviceMemory,
-    /// Of each lane and block, the number of rounds so far, as `u32`.
+    /// Of each channel and block, the number of rounds so far, as `u32`.
     rounds: DeviceMemory,
     /// `(MAX_AREAS, MAX_RANKS)`, u64: where the areas of all ranks begin in this process.
     areas: DeviceMemory,
@@ -70,7 +70,7 @@ impl PeerWindow {
         };
         Ok(PeerWindow {
             memory: allocate(PeerWindow::bytes(ranks))?,
-            rounds: allocate(LANES * MAX_BLOCKS * size_of::<u32>())?,
+            rounds: allocate(CHANNELS * MAX_BLOCKS * size_of::<u32>())?,
             areas: allocate(MAX_AREAS * MAX_RANKS * size_of::<u64>())?,
             ranks,
         })
@@ -78,7 +78,7 @@ impl PeerWindow {
 
     /// Bytes of the memory of a window for a group of so many ranks, at least 2.
     pub fn bytes(ranks: usize) -> usize {
-        LANES * lane_bytes(ranks) as usize
+        CHANNELS * channel_bytes(ranks) as usize
     }
 
     /// The handle for other ranks to map it by.
@@ -95,7 +95,7 @@ impl PeerWindow {
     /// The driver's: the GPUs cannot reach each other, or this process may not see the others.
     pub fn connect(self: Rc<Self>, rank: usize, handles: &[PeerHandle]) -> Result<Peers> {
         let mapped = map_others(rank, handles)?;
-        Ok(Peers { rank, mapped, own: self, lanes: RefCell::default(), reached: RefCell::default() })
+        Ok(Peers { rank, mapped, own: self, channels: RefCell::default(), reached: RefCell::default() })
     }
 }
 
@@ -108,7 +108,7 @@ fn map_others(rank: usize, handles: &[PeerHandle]) -> Result<Vec<Option<MappedMe
     handles.iter().enumerate().map(map).collect()
 }
 
-fn lane_bytes(ranks: usize) -> u64 {
+fn channel_bytes(ranks: usize) -> u64 {
     FLAG_BYTES + SLOTS * (MAX_BLOCKS * (ranks - 1)) as u64 * room(ranks)
 }
 
@@ -132,15 +132,15 @@ pub(super) struct PeersArgs {
 /// The windows of a group of ranks, as one of them sees them.
 ///
 /// The kernels on one stream are in order, and the transfers of all ranks match by that order. Streams are independent of
-/// each other: each has a lane, a part of every window. All ranks use their streams for the first time in the same order,
-/// so a stream has the same lane on all of them.
+/// each other: each has a channel, a part of every window. All ranks use their streams for the first time in the same order,
+/// so a stream has the same channel on all of them.
 pub struct Peers {
     rank: usize,
     /// By rank; `None` is this one.
     mapped: Vec<Option<MappedMemory>>,
     own: Rc<PeerWindow>,
-    /// The streams that have the lanes. A lane is free if its stream is gone.
-    lanes: RefCell<Vec<Weak<StreamOwner>>>,
+    /// The streams that have the channels. A channel is free if its stream is gone.
+    channels: RefCell<Vec<Weak<StreamOwner>>>,
     /// The areas that all ranks reach, by their number in `PeerWindow::areas`; `None` is free.
     reached: RefCell<Vec<Option<ReachedArea>>>,
 }
@@ -156,39 +156,39 @@ struct ReachedArea {
 impl Drop for Peers {
     /// Waits for the kernels that read the other windows. A failure has no cure here.
     fn drop(&mut self) {
-        let streams = self.lanes.get_mut().iter().filter_map(Weak::upgrade);
+        let streams = self.channels.get_mut().iter().filter_map(Weak::upgrade);
         streams.for_each(|stream| _ = stream.synchronize());
     }
 }
 
 impl Peers {
-    /// The lane of a stream. `None` if other streams have all of them. Work on a stream that is gone is done, and no graph that was
+    /// The channel of a stream. `None` if other streams have all of them. Work on a stream that is gone is done, and no graph that was
     /// captured on it is launched again.
-    pub(super) fn lane(&self, stream: &RawStream) -> Option<usize> {
-        let mut lanes = self.lanes.borrow_mut();
+    pub(super) fn channel(&self, stream: &RawStream) -> Option<usize> {
+        let mut channels = self.channels.borrow_mut();
         let owner = stream.owner();
-        if let Some(lane) = lanes.iter().position(|lane| std::ptr::eq(lane.as_ptr(), Rc::as_ptr(owner))) {
-            return Some(lane);
+        if let Some(channel) = channels.iter().position(|channel| std::ptr::eq(channel.as_ptr(), Rc::as_ptr(owner))) {
+            return Some(channel);
         }
-        let free = lanes.iter().position(|lane| lane.strong_count() == 0);
-        let lane = free.unwrap_or(lanes.len());
-        match lanes.get_mut(lane) {
+        let free = channels.iter().position(|channel| channel.strong_count() == 0);
+        let channel = free.unwrap_or(channels.len());
+        match channels.get_mut(channel) {
             Some(of_a_stream_that_is_gone) => *of_a_stream_that_is_gone = Rc::downgrade(owner),
-            None if lane < LANES => lanes.push(Rc::downgrade(owner)),
+            None if channel < CHANNELS => channels.push(Rc::downgrade(owner)),
             None => return None,
         }
-        Some(lane)
+        Some(channel)
     }
 
-    /// What kernels need on a lane, with pieces of so many bytes.
-    pub(super) fn args(&self, lane: usize, piece: u64) -> PeersArgs {
+    /// What kernels need on a channel, with pieces of so many bytes.
+    pub(super) fn args(&self, channel: usize, piece: u64) -> PeersArgs {
         let mut windows = [0; MAX_RANKS];
         for (window, mapped) in windows.iter_mut().zip(&self.mapped) {
             let start = mapped.as_ref().map_or(self.own.memory.address(), MappedMemory::address);
-            *window = start + lane as u64 * lane_bytes(self.ranks());
+            *window = start + channel as u64 * channel_bytes(self.ranks());
         }
         PeersArgs {
-            rounds: self.own.rounds.address() + (lane * MAX_BLOCKS * size_of::<u32>()) as u64,
+            rounds: self.own.rounds.address() + (channel * MAX_BLOCKS * size_of::<u32>()) as u64,
             windows,
             ranks: self.ranks() as u32,
             rank: self.rank as u32,
@@ -237,7 +237,7 @@ impl Peers {
     /// # Errors
     /// A failed kernel.
     pub fn leave(&self, address: u64) -> Result<()> {
-        let streams: Vec<_> = self.lanes.borrow().iter().filter_map(Weak::upgrade).collect();
+        let streams: Vec<_> = self.channels.borrow().iter().filter_map(Weak::upgrade).collect();
         streams.iter().try_for_each(|stream| stream.synchronize())?;
         let mut reached = self.reached.borrow_mut();
         let of_area =

@@ -2,8 +2,8 @@
 
 use super::Kernels;
 use super::driver::RawStream;
-use super::kernels::{Arg, Grid};
 use crate::Result;
+use crate::cuda::{Arg, Grid};
 use crate::gpu_types::GpuProperties;
 
 /// The place of an operation's launch: a stream, and scratch memory that belongs to that stream alone.
@@ -25,15 +25,14 @@ impl Queue<'_> {
         self.kernels.launch_block(self.stream, kernel, grid, block)
     }
 
-    /// As [`Queue::launch_block`] in clusters of blocks.
-    pub(crate) fn launch_clusters<T: bytemuck::Pod>(
-        &self,
-        kernel: &str,
-        grid: Grid,
-        cluster: u32,
-        block: &T,
-    ) -> Result<()> {
-        self.kernels.launch_clusters(self.stream, kernel, grid, cluster, block)
+    /// Sets bytes of device memory to a value.
+    pub(crate) fn set_bytes(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
+        self.stream.set_bytes(address, value, bytes)
+    }
+
+    /// Copies bytes of device memory.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.stream.copy(to, from, bytes)
     }
 
     /// The properties of the GPU.

@@ -1,8 +1,8 @@
 //! A GPU's state: copied to page-locked memory and back, and compared by digests.
 
-use super::CudaDevice;
-use super::driver::{self, DeviceMemory, RawStream};
-use super::kernels::{Arg, Grid, KernelFile, kernel_file};
+use super::driver::{DeviceMemory, RawStream};
+use super::{CudaDevice, driver};
+use crate::cuda::{Arg, Grid, KernelFile, kernel_file};
 use crate::host_memory::HostBlock;
 use crate::priority::Priority;
 use crate::{Result, Tensor};
@@ -12,8 +12,8 @@ pub(super) const DIGEST_FILE: KernelFile = kernel_file!("digest.cu");
 /// Digests that are read at once.
 const DIGESTS: usize = 1024;
 /// Threads of a block, and bytes that a block reads in one turn of its loop.
-const THREADS: u32 = 256;
-const BLOCK_BYTES: usize = 8 * THREADS as usize;
+const THREADS: usize = 256;
+const BLOCK_BYTES: usize = 8 * THREADS;
 /// More blocks than a GPU runs at once gain nothing.
 const MOST_BLOCKS: usize = 4096;
 

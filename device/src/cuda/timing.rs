@@ -1,7 +1,8 @@
 //! Timing of candidates on the GPU, before anything is captured, to find the fastest of several methods.
 
 use super::driver::{DeviceMemory, RawEvent, RawStream};
-use super::kernels::{Arg, Grid, Kernels};
+use super::kernels::Kernels;
+use crate::cuda::{Arg, Grid};
 use crate::{BufferId, DType, Result, Shape, Tensor};
 
 /// How often each candidate is measured at most.

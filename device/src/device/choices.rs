@@ -1,7 +1,6 @@
 //! What a device chooses for operations of a trainer.
 
 use super::Device;
-use crate::cuda::norm_parts;
 use crate::dispatch::DeviceBackend;
 use crate::ops::RowSums;
 use crate::{Result, Tensor};
@@ -12,7 +11,9 @@ impl Device {
     pub fn norm_parts(&self, input: &Tensor, sums: RowSums) -> usize {
         match &self.peek().backend {
             DeviceBackend::Host(_) => 1,
-            DeviceBackend::Cuda(cuda) => norm_parts(input, sums, cuda.gpu.properties.multiprocessors as usize),
+            DeviceBackend::Cuda(cuda) => {
+                crate::ops::norm_parts(input, sums, cuda.gpu.properties.multiprocessors as usize)
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A host device.
 
 use super::Pool;
-use crate::{Error, Result};
+use crate::Result;
 
 /// The threads and state behind operations of a host device.
 pub(crate) struct HostDevice {
@@ -12,9 +12,8 @@ pub(crate) struct HostDevice {
 
 impl HostDevice {
     /// # Errors
-    /// The threads cannot be started.
+    /// The threads cannot be started, or the build has no host device.
     pub(crate) fn new(threads: usize, check: bool) -> Result<HostDevice> {
-        let refused = |error| Error::operation("device", format!("cannot start {threads} threads: {error}"));
-        Ok(HostDevice { pool: Pool::new(threads).map_err(refused)?, check })
+        Ok(HostDevice { pool: Pool::open(threads)?, check })
     }
 }

@@ -22,6 +22,13 @@ impl Pool {
         Ok(Pool { threads: Some(pool) })
     }
 
+    /// # Errors
+    /// A device that names the number of threads and the reason.
+    pub(super) fn open(threads: usize) -> crate::Result<Pool> {
+        let refused = |error| crate::Error::operation("device", format!("cannot start {threads} threads: {error}"));
+        Pool::new(threads).map_err(refused)
+    }
+
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads.as_ref().map_or(1, |pool| pool.current_num_threads())

@@ -32,6 +32,18 @@ pub(crate) fn ensure_dtype(op: &'static str, name: &str, tensor: &Tensor, dtype:
     ensure(op, tensor.dtype == dtype, || format!("`{name}` is {}, needs {dtype}", tensor.dtype))
 }
 
+/// Fails unless `tensor` has the given number of elements of the given type.
+pub(crate) fn ensure_values(
+    op: &'static str,
+    name: &str,
+    tensor: &Tensor,
+    dtype: DType,
+    elements: usize,
+) -> Result<()> {
+    ensure_dtype(op, name, tensor, dtype)?;
+    ensure_elements(op, name, tensor, elements)
+}
+
 /// Fails unless all tensors are of one floating type.
 pub(crate) fn ensure_float(op: &'static str, tensors: &[(&str, Tensor)]) -> Result<()> {
     let dtype = tensors[0].1.dtype;

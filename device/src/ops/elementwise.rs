@@ -1,6 +1,12 @@
 //! Copies, sums and constants.
 
-use super::{HasTensors, Operation, SequenceShare, ensure, ensure_apart, ensure_elements, ensure_float, tensors};
+mod host;
+
+use crate::cuda::{Arg, KernelFile, KernelOperation, LoadWidth, Queue, args, kernel_file, over_packs};
+use crate::ops::{
+    HasTensors, Operation, SequenceShare, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float,
+    ensure_shape, ensure_values, tensors,
+};
 use crate::{DType, Result, Tensor};
 
 /// `output = a + b`, elementwise. `output` may be `a`, and must not overlap with `a` or `b` otherwise.
@@ -48,8 +54,7 @@ impl Operation for Multiply {
 
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
-        super::ensure_dtype(Self::NAME, "factor", &self.factor, DType::F32)?;
-        ensure_elements(Self::NAME, "factor", &self.factor, 1)?;
+        ensure_values(Self::NAME, "factor", &self.factor, DType::F32, 1)?;
         ensure_elements(Self::NAME, "output", &self.output, self.input.elements())?;
         ensure_apart(Self::NAME, ("factor", &self.factor), &self.output)?;
         let in_place = self.output.address == self.input.address;
@@ -79,6 +84,28 @@ impl Operation for Copy {
             || format!("cannot convert {} to {}", self.input.dtype, self.output.dtype),
         )?;
         ensure_elements(Self::NAME, "output", &self.output, self.input.elements())?;
+        ensure_apart(Self::NAME, ("input", &self.input), &self.output)
+    }
+
+    tensors! { read input; write output }
+}
+
+/// `output = input`, byte for byte. It is the only operation that may name memory of the [host](crate::Home::Host): others
+/// compute in the device's own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Move {
+    /// Any shape and type.
+    pub input: Tensor,
+    /// The same shape and type.
+    pub output: Tensor,
+}
+
+impl Operation for Move {
+    const NAME: &'static str = "move";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "output", &self.output, self.input.dtype)?;
+        ensure_shape(Self::NAME, "output", &self.output, self.input.shape.sizes())?;
         ensure_apart(Self::NAME, ("input", &self.input), &self.output)
     }
 
@@ -126,7 +153,7 @@ impl Operation for CopyColumns {
         let known = matches!((from, to), (DType::I32, DType::I32) | (DType::F32, DType::F32 | DType::Bf16));
         ensure(Self::NAME, known, || format!("copies i32, f32, and f32 to bf16, not {from} to {to}"))?;
         for ColumnRange { first, share, output } in self.parts.iter().flatten() {
-            super::ensure_dtype(Self::NAME, "output", output, to)?;
+            ensure_dtype(Self::NAME, "output", output, to)?;
             let columns = share.ranks * output.shape.last();
             ensure(Self::NAME, output.shape.rows() == rows && first + columns <= width, || {
                 let range = format!("columns {first} to {}", first + columns);
@@ -183,27 +210,114 @@ impl Operation for Poison {
     tensors! { write output }
 }
 
-/// Bias gradient: `grad_bias[c] (+)= sum over rows of grad_output[row, c]`.
-///
-/// Rows are summed in fixed chunks, in f32, so the bits depend on the shape alone.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BiasGrad {
-    /// `(rows, c)`, f32 or bf16.
-    pub grad_output: Tensor,
-    /// `(c)`, f32.
-    pub grad_bias: Tensor,
-    /// Add to `grad_bias` instead of overwriting it.
-    pub accumulate: bool,
+impl KernelOperation for Fill {
+    const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
+
+    /// The driver sets zeros.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        if self.value.to_bits() == 0 {
+            return set_bytes(&self.output, 0, queue);
+        }
+        let (count, dtype) = (self.output.elements(), self.output.dtype);
+        let load = LoadWidth::of(count, [self.output]);
+        let grid = over_packs(count / load.values(dtype), queue);
+        queue.launch(&load.kernel("fill", dtype), grid, args! { self.output; F32: self.value; U64: count })
+    }
 }
 
-impl Operation for BiasGrad {
-    const NAME: &'static str = "bias_grad";
+impl KernelOperation for Poison {
+    const FILES: &'static [KernelFile] = &[];
 
-    fn check(&self) -> Result<()> {
-        ensure_float(Self::NAME, &[("grad_output", self.grad_output)])?;
-        super::ensure_dtype(Self::NAME, "grad_bias", &self.grad_bias, DType::F32)?;
-        ensure_elements(Self::NAME, "grad_bias", &self.grad_bias, self.grad_output.shape.last())
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        set_bytes(&self.output, 0xff, queue)
     }
+}
 
-    tensors! { read grad_output; add[accumulate] grad_bias }
+fn set_bytes(output: &Tensor, value: u8, queue: &Queue<'_>) -> Result<()> {
+    if output.bytes() == 0 {
+        return Ok(());
+    }
+    queue.set_bytes(output.address, value, output.bytes())
+}
+
+impl KernelOperation for Add {
+    const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (count, dtype) = (self.output.elements(), self.output.dtype);
+        let load = LoadWidth::of(count, [self.a, self.b, self.output]);
+        let grid = over_packs(count / load.values(dtype), queue);
+        queue.launch(&load.kernel("add", dtype), grid, args! { self.a, self.b, self.output; U64: count })
+    }
+}
+
+impl KernelOperation for Multiply {
+    const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (count, dtype) = (self.output.elements(), self.output.dtype);
+        let load = LoadWidth::of(count, [self.input, self.output]);
+        let grid = over_packs(count / load.values(dtype), queue);
+        let arguments = [self.input.into(), self.factor.into(), self.output.into(), Arg::U64(count as u64)];
+        queue.launch(&load.kernel("multiply", dtype), grid, &arguments)
+    }
+}
+
+impl KernelOperation for Copy {
+    const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (from, to) = (self.input, self.output);
+        let count = from.elements();
+        if from.dtype == to.dtype {
+            if count == 0 || from.address == to.address {
+                return Ok(());
+            }
+            return queue.copy(to.address, from.address, from.bytes());
+        }
+        // Four values at a time: 16 bytes of f32, 8 of bf16.
+        let load = LoadWidth::of(count, [from, to]);
+        let packs = if load == LoadWidth::Vector { count / 4 } else { count };
+        let name = if from.dtype == DType::F32 { "convert_f32" } else { "convert_bf16" };
+        queue.launch(&load.kernel(name, to.dtype), over_packs(packs, queue), args! { from, to; U64: count })
+    }
+}
+
+impl KernelOperation for Move {
+    const FILES: &'static [KernelFile] = &[];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        match self.input.bytes() {
+            0 => Ok(()),
+            bytes => queue.copy(self.output.address, self.input.address, bytes),
+        }
+    }
+}
+
+impl KernelOperation for CopyColumns {
+    const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
+
+    /// One kernel for both parts. An absent part has no columns.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let count = self.input.elements();
+        let [a, b] = self.parts;
+        // Where the two parts of the columns begin, and how many are in the first, and in both.
+        let range = |part: Option<ColumnRange>| {
+            part.map_or([0; 4], |ColumnRange { first, share, output }| {
+                let columns = output.shape.last();
+                let [begin, second] = share.begins(columns);
+                [first + begin, first + second, share.first_part(columns), columns].map(|number| number as u32)
+            })
+            .map(Arg::U32)
+        };
+        let ([a_first, a_second, a_part, a_columns], [b_first, b_second, b_part, b_columns]) = (range(a), range(b));
+        let output = |part: Option<ColumnRange>| part.map(|part| part.output);
+        // Values of four bytes are copied as they are.
+        let name = if self.output_dtype() == DType::Bf16 { "copy_columns_bf16" } else { "copy_columns_words" };
+        let arguments = args! {
+            self.input, output(a), a_first, a_second, a_part, a_columns, output(b), b_first, b_second, b_part,
+            b_columns; U64: count; U32: self.input.shape.last()
+        };
+        queue.launch(name, over_packs(count, queue), arguments)
+    }
 }

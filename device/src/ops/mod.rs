@@ -13,11 +13,11 @@ mod custom;
 mod each_tensor;
 mod elementwise;
 mod launcher;
-mod move_bytes;
 mod op;
 mod operation;
 mod order_rows;
 mod partial_columns;
+mod place_rows;
 mod progress_mark;
 mod rows_of_ranks;
 mod select;
@@ -27,20 +27,21 @@ mod trainer;
 mod when;
 
 pub use accesses::Accesses;
-#[cfg(feature = "trainer-ops")]
-pub(crate) use checks::ensure_heads;
-pub(crate) use checks::{ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape};
+pub(crate) use checks::{
+    ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape, ensure_values,
+};
 pub use collective::Collective;
 pub use custom::{Custom, CustomOp};
 pub(crate) use each_tensor::{HasTensors, tensors};
-pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Multiply, Poison};
+pub use elementwise::{Add, ColumnRange, Copy, CopyColumns, Fill, Move, Multiply, Poison};
 pub use launcher::Launcher;
-pub use move_bytes::Move;
 pub use op::Op;
 pub use operation::Operation;
 pub use order_rows::{OrderRows, RowOrder};
-pub use partial_columns::{AddPartialColumns, PartialColumns};
-pub use rows_of_ranks::{PlaceRows, RowsOfRanks, RowsWay};
+pub use partial_columns::{AddPartialColumns, BiasGrad, PartialColumns};
+pub(crate) use partial_columns::{add_partial, add_partial_at};
+pub use place_rows::PlaceRows;
+pub use rows_of_ranks::{RowsOfRanks, RowsWay};
 pub use select::{Condition, Select};
 pub use sequence_share::{KeysOfRank, SequenceShare};
 #[cfg(feature = "trainer-ops")]

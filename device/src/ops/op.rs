@@ -14,9 +14,11 @@ use crate::cuda::KernelFile;
 use crate::host::HostOperation;
 use crate::{DType, Result, Tensor};
 
-/// An enum over all operations, a conversion from each, and methods that ask the operation.
+/// An enum over all operations, a conversion from each, and `each!`, an expression of the operation, whichever it is. `$d` is a
+/// dollar sign.
 macro_rules! operations {
     (
+        $d:tt
         always { $($(#[$doc:meta])* $name:ident),* $(,)? }
         $feature:tt { $($(#[$more_doc:meta])* $more:ident),* $(,)? }
     ) => {
@@ -39,105 +41,21 @@ macro_rules! operations {
             fn from(op: $more) -> Op { Op::$more(op) }
         })*
 
+        macro_rules! each {
+            ($d any:expr, $d op:ident => $d call:expr) => {
+                match $d any {
+                    $(Op::$name($d op) => $d call,)*
+                    $(#[cfg(feature = $feature)] Op::$more($d op) => $d call,)*
+                }
+            };
+        }
+
         impl Op {
             /// The names of all operations, by kind.
             pub const NAMES: &[&[&str]] = &[
                 $(<$name as Operation>::NAMES,)*
                 $(#[cfg(feature = $feature)] <$more as Operation>::NAMES,)*
             ];
-
-            /// The operation's name.
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $(Op::$name(op) => op.name(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.name(),)*
-                }
-            }
-
-            /// Checks shapes and types; see [`Operation::check`].
-            ///
-            /// # Errors
-            /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
-            pub fn check(&self) -> Result<()> {
-                match self {
-                    $(Op::$name(op) => op.check(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.check(),)*
-                }
-            }
-
-            /// The tensors it reads and writes.
-            pub fn accesses(&self) -> Accesses {
-                match self {
-                    $(Op::$name(op) => op.accesses(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.accesses(),)*
-                }
-            }
-
-            /// Floating-point operations; see [`Operation::flops`].
-            pub fn flops(&self) -> f64 {
-                match self {
-                    $(Op::$name(op) => op.flops(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.flops(),)*
-                }
-            }
-
-            /// The bytes that the operation reads and writes; see [`Operation::bytes`].
-            pub fn bytes(&self) -> f64 {
-                match self {
-                    $(Op::$name(op) => Operation::bytes(op),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => Operation::bytes(op),)*
-                }
-            }
-
-            /// The operation's shape in words; see [`Operation::shape`].
-            pub fn shape(&self) -> String {
-                match self {
-                    $(Op::$name(op) => op.shape(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.shape(),)*
-                }
-            }
-
-            /// The type of the factors of a product or attention. `None` for other operations.
-            pub fn factor_type(&self) -> Option<DType> {
-                match self {
-                    $(Op::$name(op) => op.factor_type(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.factor_type(),)*
-                }
-            }
-
-            /// The status of the step's gradients that the operation makes.
-            pub fn makes_status(&self) -> Option<Tensor> {
-                match self {
-                    $(Op::$name(op) => op.makes_status(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.makes_status(),)*
-                }
-            }
-
-            /// The status that decides whether the operation writes anything. An operation before it in the step must make
-            /// that
-            /// status.
-            pub fn follows_status(&self) -> Option<Tensor> {
-                match self {
-                    $(Op::$name(op) => op.follows_status(),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.follows_status(),)*
-                }
-            }
-
-            /// The operation as a host device runs it.
-            pub(crate) fn on_host(&self) -> &dyn HostOperation {
-                match self {
-                    $(Op::$name(op) => op,)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op,)*
-                }
-            }
-
-            /// The operation as a GPU runs it.
-            pub(crate) fn on_cuda(&self) -> &dyn CudaOperation {
-                match self {
-                    $(Op::$name(op) => op,)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op,)*
-                }
-            }
 
             /// The files of the kernels of each operation.
             #[cfg(feature = "cuda")]
@@ -147,33 +65,12 @@ macro_rules! operations {
                     $(#[cfg(feature = $feature)] <$more as CudaOperation>::files(),)*
                 ].to_vec()
             }
-
-            /// Calls `each` with every tensor of the operation. `each` may replace the tensor. The order is always the
-            /// same.
-            /// A tensor that is named twice is shown twice.
-            ///
-            /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant). A hash can
-            /// be made of these.
-            pub fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
-                match self {
-                    $(Op::$name(op) => op.each_tensor(each),)*
-                    $(#[cfg(feature = $feature)] Op::$more(op) => op.each_tensor(each),)*
-                }
-            }
-
-            /// The same operation on other tensors. `place` gives the tensor for each old one. It keeps shapes and types,
-            /// and
-            /// gives the same answer if a tensor is named again.
-            #[must_use]
-            pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {
-                self.each_tensor(&mut |tensor| *tensor = place(*tensor));
-                self
-            }
         }
     };
 }
 
 operations! {
+    $
     always {
         /// Column sums.
         BiasGrad,
@@ -357,6 +254,84 @@ operations! {
         WriteControl,
         /// Per-microbatch counters for dropout.
         WriteSampleRecord,
+    }
+}
+
+impl Op {
+    /// The operation's name.
+    pub fn name(&self) -> &'static str {
+        each!(self, op => op.name())
+    }
+
+    /// Checks shapes and types; see [`Operation::check`].
+    ///
+    /// # Errors
+    /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
+    pub fn check(&self) -> Result<()> {
+        each!(self, op => op.check())
+    }
+
+    /// The tensors it reads and writes.
+    pub fn accesses(&self) -> Accesses {
+        each!(self, op => op.accesses())
+    }
+
+    /// Floating-point operations; see [`Operation::flops`].
+    pub fn flops(&self) -> f64 {
+        each!(self, op => op.flops())
+    }
+
+    /// The bytes that the operation reads and writes; see [`Operation::bytes`].
+    pub fn bytes(&self) -> f64 {
+        each!(self, op => Operation::bytes(op))
+    }
+
+    /// The operation's shape in words; see [`Operation::shape`].
+    pub fn shape(&self) -> String {
+        each!(self, op => op.shape())
+    }
+
+    /// The type of the factors of a product or attention. `None` for other operations.
+    pub fn factor_type(&self) -> Option<DType> {
+        each!(self, op => op.factor_type())
+    }
+
+    /// The status of the step's gradients that the operation makes.
+    pub fn makes_status(&self) -> Option<Tensor> {
+        each!(self, op => op.makes_status())
+    }
+
+    /// The status that decides whether the operation writes anything. An operation before it in the step must make
+    /// that status.
+    pub fn follows_status(&self) -> Option<Tensor> {
+        each!(self, op => op.follows_status())
+    }
+
+    /// The operation as a host device runs it.
+    pub(crate) fn on_host(&self) -> &dyn HostOperation {
+        each!(self, op => op)
+    }
+
+    /// The operation as a GPU runs it.
+    pub(crate) fn on_cuda(&self) -> &dyn CudaOperation {
+        each!(self, op => op)
+    }
+
+    /// Calls `each` with every tensor of the operation. `each` may replace the tensor. The order is always the
+    /// same. A tensor that is named twice is shown twice.
+    ///
+    /// Equal operations show equal tensors and have the same [discriminant](std::mem::discriminant). A hash can
+    /// be made of these.
+    pub fn each_tensor(&mut self, each: &mut dyn FnMut(&mut Tensor)) {
+        each!(self, op => op.each_tensor(each))
+    }
+
+    /// The same operation on other tensors. `place` gives the tensor for each old one. It keeps shapes and types,
+    /// and gives the same answer if a tensor is named again.
+    #[must_use]
+    pub fn map(mut self, mut place: impl FnMut(Tensor) -> Tensor) -> Op {
+        self.each_tensor(&mut |tensor| *tensor = place(*tensor));
+        self
     }
 }
 

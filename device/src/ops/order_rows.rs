@@ -1,6 +1,9 @@
 //! Rows of sequences that ranks divide, in the order of ranks or of positions.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_shape, tensors};
+mod host;
+
+use crate::cuda::{Arg, KernelFile, KernelOperation, LoadWidth, Queue, kernel_file, over_packs};
+use crate::ops::{Accesses, Operation, SequenceShare, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Copies the rows of sequences from one order to another.
@@ -55,4 +58,28 @@ impl Operation for OrderRows {
     }
 
     tensors! { by_rank, by_position }
+}
+
+impl KernelOperation for OrderRows {
+    const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let [from, to] = self.source_and_target();
+        let &[ranks, batch, tokens, width] = self.by_rank.shape.sizes() else { return Ok(()) };
+        // Whole vectors are copied as they are.
+        let load = LoadWidth::of(width, [from, to]);
+        let (values, suffix) = match load {
+            LoadWidth::Vector => (load.values(from.dtype), "words"),
+            LoadWidth::Scalar => (1, if from.dtype == DType::Bf16 { "bf16" } else { "f32" }),
+        };
+        let name = match self.to {
+            RowOrder::ByPosition => "order_rows_by_position",
+            RowOrder::ByRank => "order_rows_by_rank",
+        };
+        let part = SequenceShare { rank: 0, ranks }.first_part(tokens);
+        let count = from.elements() / values;
+        let sizes = [ranks, batch, tokens, width / values, part].map(|size| Arg::U32(size as u32));
+        let arguments: Vec<Arg> = [from.into(), to.into(), Arg::U64(count as u64)].into_iter().chain(sizes).collect();
+        queue.launch(&format!("{name}_{suffix}"), over_packs(count, queue), &arguments)
+    }
 }

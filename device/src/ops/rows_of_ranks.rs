@@ -5,9 +5,7 @@
 //! gather their offsets. From these each knows the number of rows between any two, and where a row lies among the rows of its
 //! expert: first those of rank 0, and those of a rank in its own order. So a row is moved once, and sorted once.
 
-use crate::ops::{
-    HasTensors, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors,
-};
+use crate::ops::{HasTensors, ensure, ensure_apart, ensure_dtype, ensure_float, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A direction of rows.
@@ -18,7 +16,7 @@ pub enum RowsWay {
     ToExperts,
     /// Back. The input is `(rows, width)`, the output `(pairs, width)`, in the order of this rank's pairs by the experts of
     /// all ranks; rows of dropped pairs are not written. A pair whose row was left out gets values without a meaning: see
-    /// [`PlaceRows::beyond`].
+    /// [`PlaceRows::beyond`](super::PlaceRows::beyond).
     ToTokens,
 }
 
@@ -29,7 +27,7 @@ pub struct RowsOfRanks {
     pub way: RowsWay,
     /// `(ranks, experts of all + 1)`, i32: the offsets of all ranks (`ExpertRows::offsets`).
     pub offsets: Tensor,
-    /// `(experts, ranks)`, i32: see [`PlaceRows::places`].
+    /// `(experts, ranks)`, i32: see [`PlaceRows::places`](super::PlaceRows::places).
     pub places: Tensor,
     /// `(pairs)`, i32: this rank's pairs (`ExpertRows::pairs`), by the experts of all ranks.
     pub pairs: Tensor,
@@ -100,48 +98,9 @@ impl HasTensors for RowsOfRanks {
     tensors! { offsets, places, pairs }
 }
 
-fn check_places(op: &'static str, ranks: usize, offsets: &Tensor, places: &Tensor) -> Result<()> {
+pub(super) fn check_places(op: &'static str, ranks: usize, offsets: &Tensor, places: &Tensor) -> Result<()> {
     let experts = places.shape.rows();
     ensure(op, experts > 0 && ranks > 0, || "there is no expert".into())?;
     ensure_shape(op, "places", places, &[experts, ranks])?;
     ensure_shape(op, "offsets", offsets, &[ranks, ranks * experts + 1])
-}
-
-/// Finds the places of the rows of a rank's experts, which come from all ranks.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlaceRows {
-    /// `(ranks, experts of all + 1)`, i32: see [`RowsOfRanks::offsets`].
-    pub all: Tensor,
-    /// This rank.
-    pub rank: usize,
-    /// `(experts, ranks)`, i32, written: the first row of each of this rank's experts that comes from that rank.
-    pub places: Tensor,
-    /// `(experts + 1)`, i32, written: the first row of each of this rank's experts, then the number of rows, at most those
-    /// of `pairs`. Rows beyond these are left out.
-    pub offsets: Tensor,
-    /// `(rows)`, i32, written: the row itself, as the pair of a row that has one pair. `-1 - row` beyond the number of rows:
-    /// such a pair is dropped.
-    pub pairs: Tensor,
-    /// `(1)`, f32, written: the rows that are left out. `None` if there is room for all.
-    pub beyond: Option<Tensor>,
-}
-
-impl Operation for PlaceRows {
-    const NAME: &'static str = "place_rows";
-
-    fn check(&self) -> Result<()> {
-        let numbers =
-            [("all", &self.all), ("places", &self.places), ("offsets", &self.offsets), ("pairs", &self.pairs)];
-        numbers.iter().try_for_each(|(of, tensor)| ensure_dtype(Self::NAME, of, tensor, DType::I32))?;
-        let ranks = self.all.shape.rows();
-        check_places(Self::NAME, ranks, &self.all, &self.places)?;
-        if let Some(beyond) = &self.beyond {
-            ensure_dtype(Self::NAME, "beyond", beyond, DType::F32)?;
-            ensure_elements(Self::NAME, "beyond", beyond, 1)?;
-        }
-        ensure(Self::NAME, self.rank < ranks, || format!("there is no rank {} of {ranks}", self.rank))?;
-        ensure_elements(Self::NAME, "offsets", &self.offsets, self.places.shape.rows() + 1)
-    }
-
-    tensors! { read all; write places, offsets, pairs, beyond }
 }

@@ -1,6 +1,9 @@
 //! A choice between two tensors.
 
-use super::{HasTensors, Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, tensors};
+mod host;
+
+use super::{HasTensors, Operation, ensure, ensure_apart, ensure_values, tensors};
+use crate::cuda::{KernelFile, KernelOperation, LoadWidth, Queue, args, kernel_file, over_packs};
 use crate::{DType, Result, Tensor};
 
 /// `output = condition ? a : b`, elementwise. `output` may be `a` or `b`, and must not overlap with them otherwise.
@@ -59,14 +62,12 @@ impl Operation for Select {
     fn check(&self) -> Result<()> {
         let Select { condition, a, b, output } = self;
         for (name, tensor) in [("b", b), ("output", output)] {
-            ensure_dtype(Self::NAME, name, tensor, a.dtype)?;
-            ensure_elements(Self::NAME, name, tensor, a.elements())?;
+            ensure_values(Self::NAME, name, tensor, a.dtype, a.elements())?;
         }
         match condition {
             Condition::Flag(flag) => check_flag(Self::NAME, flag)?,
             Condition::Mask(mask) => {
-                ensure_dtype(Self::NAME, "mask", mask, DType::U8)?;
-                ensure_elements(Self::NAME, "mask", mask, a.elements())?;
+                ensure_values(Self::NAME, "mask", mask, DType::U8, a.elements())?;
             }
         }
         ensure_apart(Self::NAME, ("condition", &condition.tensor()), output)?;
@@ -75,4 +76,25 @@ impl Operation for Select {
     }
 
     tensors! { read condition, a, b; write output }
+}
+
+impl KernelOperation for Select {
+    const FILES: &'static [KernelFile] = &[kernel_file!("select.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (count, dtype) = (self.output.elements(), self.output.dtype);
+        let load = match self.condition {
+            // A pack of a mask is as many bytes as a pack of values has values.
+            Condition::Mask(mask) if !mask.address.is_multiple_of(16) => LoadWidth::Scalar,
+            _ => LoadWidth::of(count, [self.a, self.b, self.output]),
+        };
+        let (flag, mask) = match self.condition {
+            Condition::Flag(flag) => (Some(flag), None),
+            Condition::Mask(mask) => (None, Some(mask)),
+        };
+        let suffix = if load == LoadWidth::Scalar { "_scalar" } else { "" };
+        let kernel = format!("select_{}{suffix}", 8 * dtype.size());
+        let grid = over_packs(count / load.values(dtype), queue);
+        queue.launch(&kernel, grid, args! { flag, mask, self.a, self.b, self.output; U64: count })
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::used_names::{By, Module, Used, used_names};
+use crate::used_names::{By, Module, Used, defined_names, used_names};
 
 /// The crates. A crate depends only on crates of lines above its own.
 const CRATES: &[&[&str]] = &[
@@ -114,8 +114,33 @@ fn few_files_use_each_other() {
     }
 }
 
-/// The source files of a crate by their modules, and the names that each uses.
-struct Files(BTreeMap<Module, Vec<Used>>);
+/// An operation's value does not know the host device, and knows of GPUs only the words for launches of kernels: the files
+/// `host.rs` and `launch.rs` of an operation, and those inside them, know more.
+#[test]
+fn values_of_operations_do_not_know_their_devices() {
+    let files = Files::of("device");
+    let devices = ["cuda", "host"];
+    for module in files.0.keys().filter(|module| module.first().is_some_and(|top| top == "ops")) {
+        // These hand an operation to its device.
+        let dispatches = ["collective", "custom", "op"].contains(&module.last().unwrap().as_str());
+        if dispatches || module.iter().any(|part| ["host", "launch"].contains(&part.as_str())) {
+            continue;
+        }
+        for used in files.direct(module) {
+            let knows = used.first().is_some_and(|top| devices.contains(&top.as_str()));
+            assert!(!knows || used == ["cuda", "queue"], "{} uses {}", module.join("::"), used.join("::"));
+        }
+    }
+}
+
+/// The source files of a crate by their modules.
+struct Files(BTreeMap<Module, File>);
+
+/// The names that a file uses, and those that it defines.
+struct File {
+    uses: Vec<Used>,
+    defines: BTreeSet<String>,
+}
 
 impl Files {
     fn of(name: &str) -> Files {
@@ -132,31 +157,41 @@ impl Files {
             }
         }
         let modules: BTreeSet<Module> = texts.keys().cloned().collect();
-        let used = texts.into_iter().map(|(module, text)| {
-            let used = used_names(&text, &module, &modules);
-            (module, used)
+        let files = texts.into_iter().map(|(module, text)| {
+            let uses = used_names(&text, &module, &modules);
+            (module, File { uses, defines: defined_names(&text) })
         });
-        Files(used.collect())
+        Files(files.collect())
     }
 
     /// The module with the file that defines the item of a path, through any number of re-exports.
     fn defining(&self, path: &[String]) -> Option<Module> {
+        self.defining_beyond(path, &mut BTreeSet::new())
+    }
+
+    /// As [`Files::defining`]; paths that were followed before lead nowhere.
+    fn defining_beyond(&self, path: &[String], followed: &mut BTreeSet<Module>) -> Option<Module> {
+        if !followed.insert(path.to_vec()) {
+            return None;
+        }
         let module = (0..=path.len()).rev().map(|end| path[..end].to_vec()).find(|path| self.0.contains_key(path))?;
         let rest = &path[module.len()..];
-        let exported = rest.first().and_then(|name| {
-            let mut imports = self.0[&module].iter().filter(|used| used.by != By::Path).map(|used| &used.path);
-            let found = imports.find(|found| found.last() == Some(name) && found[..] != path[..=module.len()]);
-            found.map(|found| [found, &rest[1..]].concat())
-        });
+        let File { uses, defines } = &self.0[&module];
+        let Some(name) = rest.first().filter(|name| !defines.contains(*name)) else { return Some(module) };
+        let mut imports = uses.iter().filter(|used| used.by != By::Path).map(|used| &used.path);
+        let named = imports.find(|found| found.last() == Some(name) && found[..] != path[..=module.len()]);
+        if let Some(found) = named {
+            return self.defining_beyond(&[found, &rest[1..]].concat(), followed);
+        }
         // `pub use module::*` has the module alone.
-        let all_of = || self.0[&module].iter().find(|used| used.by == By::Reexport && self.0.contains_key(&used.path));
-        let exported = exported.or_else(|| all_of().map(|all| [&all.path, rest].concat()));
-        exported.map_or(Some(module), |path| self.defining(&path))
+        let globs = uses.iter().filter(|used| used.by == By::Reexport && self.0.contains_key(&used.path));
+        let mut found = globs.filter_map(|all| self.defining_beyond(&[all.path.as_slice(), rest].concat(), followed));
+        found.find(|module| self.0[module].defines.contains(name)).or(Some(module))
     }
 
     /// The files that the file of a module uses, other than itself.
     fn direct(&self, module: &Module) -> BTreeSet<Module> {
-        let used = self.0[module].iter().filter(|used| used.by != By::Reexport);
+        let used = self.0[module].uses.iter().filter(|used| used.by != By::Reexport);
         used.filter_map(|used| self.defining(&used.path)).filter(|other| other != module).collect()
     }
 

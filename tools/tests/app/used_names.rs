@@ -41,6 +41,15 @@ pub fn used_names(text: &str, module: &Module, modules: &BTreeSet<Module>) -> Ve
     used.collect()
 }
 
+/// The names of the items that a source file defines outside of braces.
+pub fn defined_names(text: &str) -> BTreeSet<String> {
+    let tokens: Vec<TokenTree> = text.parse::<TokenStream>().map(|all| all.into_iter().collect()).unwrap_or_default();
+    let words = ["const", "enum", "fn", "macro_rules", "static", "struct", "trait", "type", "union"];
+    let named = |pair: &[TokenTree]| words.iter().any(|word| is_word(&pair[0], word)).then(|| pair[1].to_string());
+    let items = tokens.iter().filter(|token| !is_punct(token, '!')).cloned().collect::<Vec<_>>();
+    items.windows(2).filter_map(named).collect()
+}
+
 /// A path as seen from the crate's root, unless it leads out of the crate. Without `crate`, `self` or `super` it begins
 /// with a module inside this one, or with an imported name.
 fn absolute(path: &[String], module: &Module, modules: &BTreeSet<Module>, imports: &[Module]) -> Option<Module> {
@@ -175,4 +184,5 @@ fn names_are_found_in_imports_paths_and_macros_and_not_in_tests() {
     assert_eq!(by(By::Import), ["b", "c", "c::One"]);
     assert_eq!(by(By::Reexport), ["a::inner::Exported"]);
     assert_eq!(by(By::Path), ["a::inner::is_good", "b::VALUE", "b::deep::call", "c::call", "e::call"]);
+    assert_eq!(defined_names(text), ["after", "work"].map(String::from).into());
 }

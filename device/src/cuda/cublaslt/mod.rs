@@ -3,6 +3,7 @@
 //! can be passed from rank to rank.
 
 mod descriptors;
+mod epilogue;
 mod problem;
 mod table;
 mod transposed;
@@ -17,7 +18,6 @@ use problem::{EpilogueKind, GemmProblem};
 use table::{ChoiceEntry, ChoiceTable, ChosenMethod};
 
 use super::driver::RawStream;
-use super::ops::gemm_epilogue;
 use super::timing::{TimingMemory, fastest, medians, settled};
 use super::{CudaOptions, Kernels, Queue, stored};
 use crate::gpu_types::GpuProperties;
@@ -136,7 +136,7 @@ impl CublasLt {
         descriptors
             .multiply(&self.handle, op, algorithm, queue.stream, (queue.scratch, self.workspace))
             .map_err(|error| refused(op, &error))?;
-        gemm_epilogue::run_rest(op, queue)
+        epilogue::run_rest(op, queue)
     }
 
     fn multiply_separately(&self, plain: &PreparedGemm, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
@@ -144,7 +144,7 @@ impl CublasLt {
             unreachable!("a plain product has no epilogue to do separately")
         };
         self.multiply(&plain.descriptors, &without_epilogue(op), algorithm, queue)?;
-        gemm_epilogue::run(op, queue)
+        epilogue::run(op, queue)
     }
 
     fn multiply_transposed(&self, plain: &PreparedGemm, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
@@ -301,7 +301,7 @@ fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
         return Err(Error::operation("gemm", "a product over nothing can only fill a whole tensor"));
     }
     queue.stream.set_bytes(op.out.address, 0, op.out.bytes())?;
-    gemm_epilogue::run(op, queue)
+    epilogue::run(op, queue)
 }
 
 /// The same product on memory of its own. `None` if there is not enough.

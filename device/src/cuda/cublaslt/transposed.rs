@@ -6,8 +6,7 @@
 //! and making it 4 us.
 
 use super::problem::{EpilogueKind, GemmProblem};
-use crate::cuda::Queue;
-use crate::cuda::kernels::{Arg, Grid, args};
+use crate::cuda::{Arg, Grid, Queue, args};
 use crate::ops::Gemm;
 use crate::{Result, Tensor};
 
@@ -47,11 +46,8 @@ pub(super) fn with_copy(op: &Gemm, address: u64) -> Gemm {
 pub(super) fn copy(op: &Gemm, address: u64, queue: &Queue<'_>) -> Result<()> {
     let source = smaller_factor(op);
     let (rows, columns) = (source.shape.rows(), source.shape.last());
-    queue.launch(
-        "transpose_f32",
-        Grid::line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256),
-        args! { source, Arg::Pointer(address); U32: rows, columns },
-    )
+    let arguments = args! { source, Arg::Pointer(address); U32: rows, columns };
+    queue.launch("transpose_f32", Grid::line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256), arguments)
 }
 
 fn copies_a(op: &Gemm) -> bool {

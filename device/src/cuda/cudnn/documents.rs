@@ -2,8 +2,7 @@
 
 use super::attention_graph::{GraphSizes, number};
 use crate::Result;
-use crate::cuda::Queue;
-use crate::cuda::kernels::Grid;
+use crate::cuda::{Grid, Queue};
 
 /// `Documents` of `kernels/attention/documents.cu`.
 #[repr(C)]

@@ -6,18 +6,17 @@ mod documents;
 mod graph;
 mod plan;
 
+use attention_graph::{GraphSizes, PartSizes, Sees, number};
+use descriptor::CudnnHandle;
+use plan::Plans;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use attention_graph::{GraphSizes, PartSizes, Sees, number};
-use descriptor::CudnnHandle;
-use plan::Plans;
-
 use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels, Queue};
-use crate::cuda::kernels::{Arg, Grid};
+use crate::cuda::{Arg, Grid};
 use crate::ops::{Attention, AttentionBackward, Documents, KeysOfRank, Mask, RankKeys, Scores};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
@@ -257,7 +256,7 @@ impl Cudnn {
             Arg::U32(seen_second),
         ];
         let blocks = count.div_ceil(JOIN_THREADS).min(queue.multiprocessors() * 8);
-        queue.launch("join_key_gradients", Grid::line(blocks, JOIN_THREADS as u32), &arguments)
+        queue.launch("join_key_gradients", Grid::line(blocks, JOIN_THREADS), &arguments)
     }
 
     fn plan(&self, problem: AttentionProblem, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {

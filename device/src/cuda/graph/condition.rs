@@ -6,7 +6,8 @@ use cudarc::driver::sys;
 
 use super::raw::add_kernel;
 use crate::cuda::driver::Driver;
-use crate::cuda::kernels::{Function, KernelFile, Module, kernel_file, not_loaded_in_capture};
+use crate::cuda::kernels::{Function, Module, not_loaded_in_capture};
+use crate::cuda::{KernelFile, kernel_file};
 use crate::gpu_types::GpuProperties;
 use crate::{Error, Result};
 

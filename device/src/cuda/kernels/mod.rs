@@ -12,8 +12,8 @@ use std::ffi::c_void;
 
 use super::driver::RawStream;
 use super::peers::KERNELS;
-use crate::gpu_types::GpuProperties;
-use crate::{Error, Result, Tensor};
+use crate::gpu_types::{Arg, GpuProperties, Grid, KernelFile, KernelSet};
+use crate::{Error, Result};
 pub(crate) use all::open;
 pub use all::{compile_sets, kernel_files};
 pub(crate) use custom::CustomKernels;
@@ -32,59 +32,6 @@ pub(crate) struct Kernels {
     /// All files.
     files: Vec<KernelFile>,
 }
-
-/// The kernels that are loaded together. All but those that are always loaded are loaded once a run needs one of them: to
-/// compile them takes seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KernelSet {
-    /// Loaded when the device is opened.
-    Always,
-    /// Of 8-bit copies.
-    Fp8,
-    /// Of mixtures of experts.
-    Experts,
-    /// Loaded with those of experts, by GPUs of compute capability 9.0 alone.
-    ExpertsOnHopper,
-    /// The kernel of [`When`](crate::ops::When), which is in no set.
-    When,
-}
-
-/// A file of `kernels/`. Each is a program of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelFile {
-    /// The set that its kernels are loaded with.
-    pub set: KernelSet,
-    /// The file's name.
-    pub name: &'static str,
-    /// The file's text.
-    pub source: &'static str,
-}
-
-/// A [`KernelFile`] by its name. Its kernels are always loaded, unless a set comes first.
-macro_rules! kernel_file {
-    ($name:literal) => {
-        crate::cuda::kernels::kernel_file!(Always, $name)
-    };
-    ($set:ident, $name:literal) => {
-        crate::cuda::kernels::KernelFile {
-            set: crate::cuda::kernels::KernelSet::$set,
-            name: $name,
-            source: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/", $name)),
-        }
-    };
-}
-pub(super) use kernel_file;
-
-/// A struct that a kernel takes by value: its fields by type, in the kernel's order.
-macro_rules! kernel_struct {
-    ($(#[$doc:meta])* $name:ident { $($kind:ty: $($field:ident),+;)+ }) => {
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-        pub(super) struct $name { $($(pub(super) $field: $kind,)+)+ }
-    };
-}
-pub(super) use kernel_struct;
 
 /// The files that are loaded together with those of `set`.
 pub(super) fn files_of(set: KernelSet, files: &[KernelFile], gpu: &GpuProperties) -> Vec<KernelFile> {
@@ -114,40 +61,6 @@ impl Loaded {
     }
 }
 
-/// An argument of a kernel, by its type there.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Arg {
-    /// A pointer to device memory; 0 is the null pointer.
-    Pointer(u64),
-    /// `unsigned`.
-    U32(u32),
-    /// `long long` or `unsigned long long`.
-    U64(u64),
-    /// `float`.
-    F32(f32),
-}
-
-/// Arguments of a kernel: first pointers, tensors or [`Arg`]s, then numbers by type.
-macro_rules! args {
-    ($($first:expr),+ $(; $kind:ident: $($number:expr),+)*) => {
-        &[
-            $($crate::cuda::kernels::Arg::from($first),)+
-            $($($crate::cuda::kernels::Arg::$kind($number as _),)+)*
-        ]
-    };
-}
-pub(super) use args;
-
-impl Arg {
-    /// Bytes of the argument, as kernels take it.
-    pub(super) fn bytes(&self) -> usize {
-        match self {
-            Arg::Pointer(_) | Arg::U64(_) => 8,
-            Arg::U32(_) | Arg::F32(_) => 4,
-        }
-    }
-}
-
 /// Pointers to the values of arguments, as the driver takes them.
 pub(super) fn pointers(arguments: &[Arg]) -> Vec<*mut c_void> {
     let pointer = |argument: &Arg| match argument {
@@ -158,34 +71,10 @@ pub(super) fn pointers(arguments: &[Arg]) -> Vec<*mut c_void> {
     arguments.iter().map(pointer).collect()
 }
 
-impl From<Tensor> for Arg {
-    fn from(tensor: Tensor) -> Arg {
-        Arg::Pointer(tensor.address)
-    }
-}
-
-impl From<Option<Tensor>> for Arg {
-    fn from(tensor: Option<Tensor>) -> Arg {
-        Arg::Pointer(tensor.map_or(0, |tensor| tensor.address))
-    }
-}
-
-/// Blocks, threads a block, and bytes of dynamic shared memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    pub(crate) blocks: (u32, u32, u32),
-    pub(crate) threads: u32,
-    pub(crate) shared: u32,
-}
-
-impl Grid {
-    /// A row of blocks without dynamic shared memory.
-    pub(crate) fn line(blocks: usize, threads: u32) -> Grid {
-        Grid { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
-    }
-
-    fn sizes(self) -> LaunchSizes {
-        LaunchSizes { blocks: self.blocks, threads: (self.threads, 1, 1), shared: self.shared, cluster: 0 }
+impl From<Grid> for LaunchSizes {
+    fn from(Grid { blocks: (x, y), threads, shared, cluster }: Grid) -> LaunchSizes {
+        let [x, y, threads, shared, cluster] = [x, y, threads, shared, cluster].map(|size| size as u32);
+        LaunchSizes { blocks: (x, y, 1), threads: (threads, 1, 1), shared, cluster }
     }
 }
 
@@ -229,13 +118,13 @@ impl Kernels {
 
     /// Launches a kernel on a stream, or records it while the stream captures.
     ///
-    /// The arguments must be those that the kernel declares, in order. The callers in `cuda/ops` see to that.
+    /// The arguments must be those that the kernel declares, in order. The launches of operations see to that.
     ///
     /// # Errors
     /// An unknown name; the driver's refusal of the grid.
     pub(crate) fn launch(&self, stream: &RawStream, kernel: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
         let function = self.function(kernel)?;
-        launch(stream, kernel, function, grid.sizes(), &mut pointers(arguments))
+        launch(stream, kernel, function, grid.into(), &mut pointers(arguments))
     }
 
     /// As [`Kernels::launch`] for a kernel of one argument, a struct passed by value.
@@ -250,24 +139,7 @@ impl Kernels {
         block: &T,
     ) -> Result<()> {
         let function = self.function(kernel)?;
-        launch(stream, kernel, function, grid.sizes(), &mut [std::ptr::from_ref(block) as *mut c_void])
-    }
-
-    /// As [`Kernels::launch_block`] in clusters of so many blocks. These can meet and write to each other's shared
-    /// memory.
-    ///
-    /// # Errors
-    /// As [`Kernels::launch`].
-    pub(crate) fn launch_clusters<T: bytemuck::Pod>(
-        &self,
-        stream: &RawStream,
-        kernel: &str,
-        grid: Grid,
-        cluster: u32,
-        block: &T,
-    ) -> Result<()> {
-        let (function, sizes) = (self.function(kernel)?, LaunchSizes { cluster, ..grid.sizes() });
-        launch(stream, kernel, function, sizes, &mut [std::ptr::from_ref(block) as *mut c_void])
+        launch(stream, kernel, function, grid.into(), &mut [std::ptr::from_ref(block) as *mut c_void])
     }
 
     /// Whether a function is a kernel of these, and not a library's or a custom operation's.

@@ -2,16 +2,17 @@
 //! library.
 
 use crate::communicator::CollectiveKind;
-use crate::cuda::kernels::{Grid, KernelFile, KernelSet, kernel_file, kernel_struct};
 use crate::cuda::ops::rows_of_ranks::exchange_rows;
 use crate::cuda::peers::{GATHER, MAX_BLOCKS, Peers, PeersArgs, SUM_BF16, SUM_F32};
-use crate::cuda::{CudaDevice, CudaOperation, Queue, StreamHandle};
+use crate::cuda::{
+    CudaDevice, CudaOperation, Grid, KernelFile, KernelSet, Queue, StreamHandle, kernel_file, kernel_struct,
+};
 use crate::ops::Collective;
 use crate::submitted::Submitted;
 use crate::{DType, Error, Result};
 
 /// Threads of a block. Each moves 16 bytes at a time.
-pub(super) const THREADS: u32 = 512;
+pub(super) const THREADS: usize = 512;
 
 kernel_struct! {
     /// The kernels' struct of the same name in `kernels/transfers/peers.cu`.
@@ -28,18 +29,18 @@ impl CudaOperation for Collective {
 
     fn launch(&self, _cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         let by_peers = self.communicator.peers().filter(|_| self.suits_kernels());
-        let by_peers = by_peers.and_then(|peers| Some((peers, peers.lane(queue.stream)?)));
+        let by_peers = by_peers.and_then(|peers| Some((peers, peers.channel(queue.stream)?)));
         if let CollectiveKind::Rows(rows) = &self.kind {
-            let Some((peers, lane)) = by_peers else {
+            let Some((peers, channel)) = by_peers else {
                 let problem = "the GPUs do not reach each other's memory on this stream. Fix: an all-to-all of slots";
                 return Err(Error::operation(self.kind.name(), problem));
             };
-            return exchange_rows(self, rows, peers, lane, queue);
+            return exchange_rows(self, rows, peers, channel, queue);
         }
         match by_peers {
-            Some((peers, lane)) => {
+            Some((peers, channel)) => {
                 check_place(self, peers.rank())?;
-                peer_transfer(self, peers, lane, queue)
+                peer_transfer(self, peers, channel, queue)
             }
             None => {
                 let stream = StreamHandle(queue.stream.handle().cast());
@@ -84,14 +85,14 @@ fn check_place(op: &Collective, rank: usize) -> Result<()> {
 
 /// One or two kernels. Two ranks that both get a sum both add all of it up. If they are more, each adds up a part and
 /// gives the others that part. That moves fewer bytes.
-fn peer_transfer(op: &Collective, peers: &Peers, lane: usize, queue: &Queue<'_>) -> Result<()> {
+fn peer_transfer(op: &Collective, peers: &Peers, channel: usize, queue: &Queue<'_>) -> Result<()> {
     let ranks = peers.ranks() as u64;
     let (input, output) = (op.input.address, op.output.address);
     let bytes = op.input.bytes() as u64;
     let sum = if op.input.dtype == DType::Bf16 { SUM_BF16 } else { SUM_F32 };
     let launch = |kernel, input, output, bytes: u64, stride| {
         let (piece, blocks) = division(bytes, peers.room());
-        let transfer = Transfer { input, output, bytes, stride, peers: peers.args(lane, piece) };
+        let transfer = Transfer { input, output, bytes, stride, peers: peers.args(channel, piece) };
         queue.launch_block(kernel, Grid::line(blocks, THREADS), &transfer)
     };
     let part = bytes / ranks;
@@ -112,7 +113,7 @@ fn peer_transfer(op: &Collective, peers: &Peers, lane: usize, queue: &Queue<'_>)
 /// Bytes of a piece, and the number of blocks, for a transfer of so many bytes: as few rounds as `room` allows, with pieces of
 /// one size.
 fn division(bytes: u64, room: u64) -> (u64, usize) {
-    let (turn, blocks) = (u64::from(THREADS) * 16, MAX_BLOCKS as u64);
+    let (turn, blocks) = (THREADS as u64 * 16, MAX_BLOCKS as u64);
     let rounds = bytes.div_ceil(blocks * room);
     let piece = bytes.div_ceil(blocks * rounds).next_multiple_of(turn).min(room);
     (piece, bytes.div_ceil(piece).min(blocks) as usize)

@@ -1,10 +1,10 @@
 //! Custom operations.
 
 use crate::cuda::graph::{CapturePoint, CaptureState, judge};
-use crate::cuda::kernels::{Arg, KernelFile, not_loaded_in_capture};
+use crate::cuda::kernels::not_loaded_in_capture;
 use crate::cuda::{
-    CudaCall, CudaDevice, CudaLaunch, CudaOperation, CudaTensors, CudaWork, GpuProperties, KernelArgument, Queue,
-    StreamHandle,
+    Arg, CudaCall, CudaDevice, CudaLaunch, CudaOperation, CudaTensors, CudaWork, GpuProperties, KernelArgument,
+    KernelFile, Queue, StreamHandle,
 };
 use crate::ops::{Custom, Operation};
 use crate::submitted::Submitted;

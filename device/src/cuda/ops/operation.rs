@@ -1,10 +1,7 @@
 //! An operation as a GPU runs it.
 
-use super::capability::accept_fp8;
-use super::kernel_operation::KernelOperation;
 use crate::Result;
-use crate::cuda::kernels::{KernelFile, KernelSet};
-use crate::cuda::{CudaDevice, Queue};
+use crate::cuda::{CudaDevice, KernelFile, KernelOperation, KernelSet, Queue, accept_fp8};
 use crate::submitted::Submitted;
 
 /// An operation as a GPU runs it. Most are a [`KernelOperation`].

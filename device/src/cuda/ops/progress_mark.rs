@@ -1,7 +1,6 @@
 //! Marks of progress.
 
-use crate::cuda::kernels::{Arg, Grid, KernelFile, kernel_file};
-use crate::cuda::{CudaDevice, CudaOperation, Queue};
+use crate::cuda::{Arg, CudaDevice, CudaOperation, Grid, KernelFile, Queue, kernel_file};
 use crate::ops::ProgressMark;
 use crate::progress::WORDS;
 use crate::{Error, Result};

@@ -2,8 +2,7 @@
 
 use super::custom;
 use crate::cuda::graph::{WHEN_FILE, not_loaded};
-use crate::cuda::kernels::KernelFile;
-use crate::cuda::{CudaDevice, CudaOperation, Queue};
+use crate::cuda::{CudaDevice, CudaOperation, KernelFile, Queue};
 use crate::ops::When;
 use crate::submitted::Submitted;
 use crate::{Op, Result};

@@ -1,9 +1,14 @@
 //! For generating text: attention over a cache of keys and values, and rows at a position that lies in device memory.
 
-use crate::ops::{
-    Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape, tensors,
+pub(super) mod host;
+
+use crate::cuda::{
+    Grid, KernelFile, KernelOperation, LoadWidth, Queue, THREADS, args, fill, kernel_file, kernel_struct, over_rows,
 };
-use crate::{DType, Result, Tensor};
+use crate::ops::{
+    Mask, Operation, Scores, ensure, ensure_elements, ensure_float, ensure_heads, ensure_shape, ensure_values, tensors,
+};
+use crate::{DType, Error, Result, Tensor};
 
 /// Causal attention of new tokens over themselves and over all earlier tokens. A cache holds the keys and values of
 /// these.
@@ -75,11 +80,9 @@ impl Operation for CachedAttention {
             },
         )?;
         if let Some(sinks) = &self.sinks {
-            ensure_dtype(Self::NAME, "sinks", sinks, DType::F32)?;
-            ensure_elements(Self::NAME, "sinks", sinks, heads)?;
+            ensure_values(Self::NAME, "sinks", sinks, DType::F32, heads)?;
         }
-        ensure_dtype(Self::NAME, "start", &self.start, DType::I32)?;
-        ensure_elements(Self::NAME, "start", &self.start, 1)
+        ensure_values(Self::NAME, "start", &self.start, DType::I32, 1)
     }
 
     tensors! { read qkv; update cache; read start; write output; read sinks }
@@ -107,9 +110,68 @@ impl Operation for TakeRows {
             format!("`output` is {:?}, more rows than `table` of {:?}", self.output.shape, self.table.shape)
         })?;
         ensure_shape(Self::NAME, "output", &self.output, &[&output[..1], &table[1..]].concat())?;
-        ensure_dtype(Self::NAME, "start", &self.start, DType::I32)?;
-        ensure_elements(Self::NAME, "start", &self.start, 1)
+        ensure_values(Self::NAME, "start", &self.start, DType::I32, 1)
     }
 
     tensors! { read table, start; write output }
+}
+
+kernel_struct! {
+    /// `CachedAttention` of `kernels/attention/cache.cu`.
+    CachedAttentionArguments {
+        u64: qkv, cache, start, output, sinks;
+        u32: rows, capacity, heads, kv_heads, dim;
+        f32: scale;
+        u32: window;
+        f32: soft_cap;
+    }
+}
+
+impl KernelOperation for TakeRows {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/cache.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, dtype) = (self.output.shape.sizes()[0], self.output.dtype);
+        let width = self.output.elements() / rows.max(1);
+        let load = LoadWidth::of(width, [self.table, self.output]);
+        let grid = over_rows(rows, width / load.values(dtype), queue);
+        let arguments = args! { self.table, self.start, self.output; U32: rows, width, self.table.shape.sizes()[0] };
+        queue.launch(&load.kernel("take_rows", dtype), grid, arguments)
+    }
+}
+
+impl KernelOperation for CachedAttention {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/cache.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let ((batch, rows, dim), dtype) = (self.sizes(), self.qkv.dtype);
+        if batch * rows * dim == 0 {
+            return Ok(());
+        }
+        let widths = [64, 128, 256];
+        let Some(padded) = widths.into_iter().find(|width| dim <= *width) else {
+            let problem = format!("heads of {dim} channels; on CUDA at most 256");
+            return Err(Error::operation("cached_attention", format!("{problem}. Fix: --device host")));
+        };
+        append(self, queue)?;
+        let grid = Grid::plane(batch * rows, self.heads, THREADS);
+        let arguments = fill! {
+            CachedAttentionArguments: self.{qkv, cache, start, output, sinks, heads, kv_heads}; rows,
+            capacity: self.capacity(), dim, scale: self.scores.scale(dim), window: self.mask.window_or_all(),
+            soft_cap: self.scores.soft_cap.unwrap_or(0.0)
+        };
+        queue.launch_block(&format!("cached_attention_{dtype}_{padded}"), grid, &arguments)
+    }
+}
+
+/// Writes the new keys and values to the cache.
+fn append(op: &CachedAttention, queue: &Queue<'_>) -> Result<()> {
+    let ((batch, rows, dim), dtype) = (op.sizes(), op.qkv.dtype);
+    let (queries, width) = (op.heads * dim, op.cache.shape.last());
+    // A row holds queries, then keys and values. Vectors need both parts to be whole numbers of them.
+    let whole = |columns: usize| LoadWidth::of(columns, [op.qkv, op.cache] as [Tensor; 2]);
+    let load = if whole(queries) == LoadWidth::Vector { whole(width) } else { LoadWidth::Scalar };
+    let grid = over_rows(batch * rows, width / load.values(dtype), queue);
+    let arguments = args! { op.qkv, op.cache, op.start; U32: batch * rows, rows, queries, width, op.capacity() };
+    queue.launch(&load.kernel("append_cache", dtype), grid, arguments)
 }

@@ -1,10 +1,13 @@
 //! For generating text with latent attention: attention over a cache of latents.
 
+mod host;
+
+use crate::cuda::{Grid, KernelFile, KernelOperation, Queue, THREADS, fill, kernel_file, kernel_struct, over_rows};
 use crate::ops::{
-    Accesses, LatentHead, Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape,
+    Accesses, LatentHead, Mask, Operation, Scores, ensure, ensure_elements, ensure_float, ensure_shape, ensure_values,
     tensors,
 };
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// Causal latent attention of new tokens over themselves and over all earlier tokens, in absorbed form (DeepSeek-V2,
 /// 2024, section 2.1.2). A cache holds one vector of each token: its latent, and the rotated channels of its keys. No
@@ -109,10 +112,8 @@ impl Operation for CachedLatentAttention {
             )
         })?;
         ensure_elements(Self::NAME, "output", output, batch * rows * heads * head.value)?;
-        ensure_dtype(Self::NAME, "table", table, DType::F32)?;
-        ensure_elements(Self::NAME, "table", table, rows * head.rotated)?;
-        ensure_dtype(Self::NAME, "start", &self.start, DType::I32)?;
-        ensure_elements(Self::NAME, "start", &self.start, 1)
+        ensure_values(Self::NAME, "table", table, DType::F32, rows * head.rotated)?;
+        ensure_values(Self::NAME, "start", &self.start, DType::I32, 1)
     }
 
     fn accesses(&self) -> Accesses {
@@ -122,4 +123,42 @@ impl Operation for CachedLatentAttention {
     }
 
     tensors! { queries, latents, rotated, table, weight, cache, start, output }
+}
+
+kernel_struct! {
+    /// `CachedLatent` of `kernels/attention/cached_latent.cu`.
+    CachedLatentArguments {
+        u64: queries, latents, rotated, table, weight, cache, start, output;
+        u32: rows, capacity, heads, rank, plain, turned, value, query_columns, rotated_columns, all_rows, window;
+        f32: scale, soft_cap;
+        u32: reserved;
+    }
+}
+
+impl KernelOperation for CachedLatentAttention {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/cached_latent.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let CachedLatentSizes { batch, rows, heads, rank, capacity } = self.sizes();
+        if batch * rows * heads == 0 {
+            return Ok(());
+        }
+        let (width, dtype) = (rank + self.head.rotated, self.cache.dtype);
+        // As many as the kernel keeps in registers; the last is DeepSeek's.
+        let widths = [64, 320, Self::WIDEST_ON_GPUS];
+        let Some(padded) = widths.into_iter().find(|known| width <= *known) else {
+            let problem = format!("{width} channels of a token in the cache of latents; on CUDA at most 576");
+            return Err(Error::operation("cached_latent_attention", format!("{problem}. Fix: --device host")));
+        };
+        let arguments = fill! {
+            CachedLatentArguments: self.{queries, latents, rotated, table, weight, cache, start, output}; rows,
+            capacity, heads, rank, plain: self.head.plain, turned: self.head.rotated, value: self.head.value,
+            query_columns: self.queries.shape.last(), rotated_columns: self.rotated.shape.last(),
+            all_rows: batch * rows, window: self.mask.window_or_all(), scale: self.scores.scale(self.head.query()),
+            soft_cap: self.scores.soft_cap.unwrap_or(0.0), reserved: 0u32
+        };
+        queue.launch_block(&format!("append_latents_{dtype}"), over_rows(batch * rows, width, queue), &arguments)?;
+        let grid = Grid::plane(batch * rows, heads, THREADS);
+        queue.launch_block(&format!("cached_latent_attention_{dtype}_{padded}"), grid, &arguments)
+    }
 }

@@ -1,6 +1,9 @@
 //! Latent attention (DeepSeek-V2, 2024): queries, keys and values of heads, from the products that they come from, and back.
 
-use crate::ops::{Accesses, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+pub(super) mod host;
+
+use crate::cuda::{KernelFile, KernelOperation, Queue, args, fill, kernel_file, kernel_struct, over_packs, over_rows};
+use crate::ops::{Accesses, HasTensors, Operation, ensure, ensure_elements, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The channels of a head.
@@ -98,8 +101,7 @@ fn check(op: &'static str, head: LatentHead, tensors: &LatentTensors, table: &Te
     ensure(op, fits(queries, heads * head.query()) && fits(rotated, head.rotated), || {
         format!("`queries` is {:?} and `rotated` {:?}, of {heads} heads with {head:?}", queries.shape, rotated.shape)
     })?;
-    ensure_dtype(op, "table", table, DType::F32)?;
-    ensure_elements(op, "table", table, seq * head.rotated)
+    ensure_values(op, "table", table, DType::F32, seq * head.rotated)
 }
 
 impl Operation for PackLatent {
@@ -158,4 +160,60 @@ impl Operation for ResizeHeads {
     }
 
     tensors! { read input; write output }
+}
+
+const FILES: &[KernelFile] = &[kernel_file!("attention/latent.cu")];
+
+kernel_struct! {
+    /// `Latent` of `kernels/attention/latent.cu`.
+    LatentArgs {
+        u64: queries, keys_values, rotated, packed, table;
+        u32: rows, seq, heads, plain, turned, value, width, query_columns, rotated_columns, reserved;
+    }
+}
+
+impl LatentArgs {
+    fn new(head: LatentHead, tensors: &LatentTensors, table: Tensor) -> LatentArgs {
+        let LatentSizes { rows, seq, heads } = LatentSizes::of(head, tensors);
+        fill! {
+            LatentArgs: tensors.{queries, keys_values, rotated, packed}, head.{plain, value}; table, rows, seq, heads,
+            turned: head.rotated, width: head.packed(), query_columns: tensors.queries.shape.last(),
+            rotated_columns: tensors.rotated.shape.last(), reserved: 0u32
+        }
+    }
+}
+
+impl KernelOperation for PackLatent {
+    const FILES: &'static [KernelFile] = FILES;
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let packed = self.tensors.packed;
+        let grid = over_rows(packed.shape.rows(), packed.shape.last(), queue);
+        let block = LatentArgs::new(self.head, &self.tensors, self.table);
+        queue.launch_block(&format!("pack_latent_{}", packed.dtype), grid, &block)
+    }
+}
+
+impl KernelOperation for PackLatentBackward {
+    const FILES: &'static [KernelFile] = FILES;
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let LatentTensors { queries, keys_values, rotated, packed } = self.tensors;
+        let others = if rotated == queries { 0 } else { rotated.shape.last() };
+        let columns = queries.shape.last() + keys_values.shape.last() + others;
+        let grid = over_rows(packed.shape.rows(), columns, queue);
+        let block = LatentArgs::new(self.head, &self.tensors, self.table);
+        queue.launch_block(&format!("pack_latent_backward_{}", packed.dtype), grid, &block)
+    }
+}
+
+impl KernelOperation for ResizeHeads {
+    const FILES: &'static [KernelFile] = FILES;
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let [from, to] = [self.input, self.output].map(|tensor| tensor.shape.last() / self.heads);
+        let heads = self.output.shape.rows() * self.heads;
+        let arguments = args! { self.input, self.output; U64: heads; U32: from, to };
+        queue.launch(&format!("resize_heads_{}", self.output.dtype), over_packs(heads * to, queue), arguments)
+    }
 }

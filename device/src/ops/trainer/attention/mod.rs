@@ -2,7 +2,10 @@
 
 mod cache;
 mod cached_latent;
+mod host;
 mod latent;
+#[cfg(feature = "cuda")]
+mod launch;
 mod mask;
 mod parts;
 mod rotary;
@@ -13,20 +16,17 @@ use std::ops::Range;
 
 use crate::ops::{
     Accesses, DropoutSite, HasTensors, KeysOfRank, Operation, SequenceShare, ensure, ensure_dtype, ensure_elements,
-    ensure_float, ensure_heads, ensure_shape, tensors,
+    ensure_float, ensure_heads, ensure_shape, ensure_values, tensors,
 };
 use crate::{DType, Result, Tensor};
-pub use cache::{CachedAttention, TakeRows};
-pub use cached_latent::CachedLatentAttention;
-pub(crate) use cached_latent::CachedLatentSizes;
-pub(crate) use latent::LatentSizes;
-pub use latent::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
-pub use mask::Mask;
-pub use parts::{AddRows, KeyPart, MergeAttention};
-pub use rotary::Rotary;
-pub use scores::Scores;
-pub(crate) use sinks::SinkSizes;
-pub use sinks::{AddSinks, SinkGradients};
+pub use cache::*;
+pub use cached_latent::*;
+pub use latent::*;
+pub use mask::*;
+pub use parts::*;
+pub use rotary::*;
+pub use scores::*;
+pub use sinks::*;
 
 /// `output = dropout(softmax(mask(scores(Q K^T)))) V` per head, never holding the scores in memory
 /// (Dao et al., 2022).
@@ -128,8 +128,7 @@ impl Documents {
         ensure(op, (1..=Documents::MOST).contains(&self.most), || {
             format!("at most {} documents in a sample, needs 1 to {}", self.most, Documents::MOST)
         })?;
-        ensure_dtype(op, "position_ids", &self.position_ids, DType::I32)?;
-        ensure_elements(op, "position_ids", &self.position_ids, tokens)
+        ensure_values(op, "position_ids", &self.position_ids, DType::I32, tokens)
     }
 }
 
@@ -222,8 +221,7 @@ fn check_packed(
         ensure_shape(op, "keys", &rows, &[batch, whole, 2 * kv_heads * head_dim])?;
     }
     documents.map_or(Ok(()), |documents| documents.check(op, batch * whole))?;
-    ensure_dtype(op, "stats", stats, DType::F32)?;
-    ensure_elements(op, "stats", stats, batch * heads * seq)
+    ensure_values(op, "stats", stats, DType::F32, batch * heads * seq)
 }
 
 impl Attention {
@@ -314,8 +312,7 @@ impl Operation for AttentionBackward {
         let (heads, keys) = ((self.heads, self.kv_heads), self.keys.map(|keys| keys.keys));
         check_packed(Self::NAME, tensors, heads, (keys, self.mask), (self.documents, self.dropout))?;
         if let Some(RankKeysBackward { keys, grad }) = self.keys {
-            ensure_dtype(Self::NAME, "the gradient of keys", &grad, self.grad_qkv.dtype)?;
-            ensure_elements(Self::NAME, "the gradient of keys", &grad, keys.rows.elements())?;
+            ensure_values(Self::NAME, "the gradient of keys", &grad, self.grad_qkv.dtype, keys.rows.elements())?;
         }
         ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;

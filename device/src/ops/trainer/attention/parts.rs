@@ -1,7 +1,10 @@
 //! Attention of the same queries over several parts of the keys: sums of its outputs and of its gradients.
 
+mod host;
+
 use std::ops::Range;
 
+use crate::cuda::{Arg, Grid, KernelFile, KernelOperation, Queue, THREADS, args, kernel_file, over_rows};
 use crate::ops::{Accesses, Corner, HasTensors, Operation, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
@@ -113,4 +116,48 @@ impl Operation for AddRows {
     }
 
     tensors! { a, b, to }
+}
+
+/// Values of a thread, and the end of the kernel's name: several if all sizes are multiples and all addresses of 16.
+fn values<'t>(sizes: &[usize], tensors: impl IntoIterator<Item = &'t Tensor>) -> (usize, &'static str) {
+    let aligned = tensors.into_iter().all(|tensor| tensor.address.is_multiple_of(16));
+    if aligned && sizes.iter().all(|size| size.is_multiple_of(4)) { (4, "") } else { (1, "_scalar") }
+}
+
+impl KernelOperation for MergeAttention {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/attention_parts.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let &[batch, heads, seq] = self.merged.stats.shape.sizes() else { return Ok(()) };
+        let dim = self.merged.output.shape.last() / heads;
+        let outputs = [self.first.output, self.second.output, self.merged.output];
+        let (_, suffix) = values(&[dim], &outputs);
+        let [first, second, merged] = outputs.map(|output| output.dtype);
+        let blocks = (batch * seq * heads).div_ceil(THREADS / 32).min(queue.multiprocessors() * 8);
+        let arguments = args! {
+            self.first.output, self.first.stats, self.second.output, self.second.stats, self.merged.output,
+            self.merged.stats; U64: batch * seq; U32: seq, heads, dim, self.first_query
+        };
+        let kernel = format!("merge_attention_{first}_{second}_{merged}{suffix}");
+        queue.launch(&kernel, Grid::line(blocks, THREADS), arguments)
+    }
+}
+
+impl KernelOperation for AddRows {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/attention_parts.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let corners: Vec<Corner> = self.a.into_iter().chain([self.b, self.to]).collect();
+        let sizes = corners.iter().flat_map(|corner| [corner.matrix.shape.last(), corner.column]);
+        let sizes: Vec<usize> = sizes.chain([self.columns]).collect();
+        let (values, suffix) = values(&sizes, corners.iter().map(|corner| &corner.matrix));
+        let [a, a_width] = self.a.as_ref().map_or([Arg::Pointer(0), Arg::U64(0)], |a| a.args(1));
+        let ([b, b_width], [to, to_width]) = (self.b.args(1), self.to.args(1));
+        let arguments = args! {
+            a, a_width, b, b_width, to, to_width;
+            U32: self.rows, self.tokens, self.columns, self.added.start, self.added.end
+        };
+        let kernel = format!("add_rows_{}_{}{suffix}", self.to.matrix.dtype, self.b.matrix.dtype);
+        queue.launch(&kernel, over_rows(self.rows, self.columns / values, queue), arguments)
+    }
 }

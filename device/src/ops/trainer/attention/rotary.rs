@@ -1,5 +1,8 @@
 //! Rotary position embedding.
 
+mod host;
+
+use crate::cuda::{KernelFile, KernelOperation, LoadWidth, Queue, args, kernel_file, over_rows};
 use crate::ops::{Operation, ensure, ensure_dtype, ensure_float, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
@@ -37,4 +40,20 @@ impl Operation for Rotary {
     }
 
     tensors! { update qkv; read table }
+}
+
+impl KernelOperation for Rotary {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/rotary.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, width, dtype) = (self.qkv.shape.rows(), self.qkv.shape.last(), self.qkv.dtype);
+        let (seq, rotated) = (self.qkv.shape.sizes()[1], self.heads + self.kv_heads);
+        let half = width / (self.heads + 2 * self.kv_heads) / 2;
+        let load = LoadWidth::of(half, [self.qkv, self.table]);
+        let grid = over_rows(rows, rotated * (half / load.values(dtype)), queue);
+        let arguments = args! {
+            self.qkv, self.table; U32: rows, seq, width, rotated, half; F32: if self.inverse { -1.0 } else { 1.0 }
+        };
+        queue.launch(&load.kernel("rotary", dtype), grid, arguments)
+    }
 }

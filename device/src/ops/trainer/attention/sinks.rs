@@ -1,6 +1,9 @@
 //! Sinks of attention: a learnt score for each head that takes part in the softmax and has no value.
 
-use crate::ops::{KeyPart, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+mod host;
+
+use crate::cuda::{Arg, Grid, KernelFile, KernelOperation, LoadWidth, Queue, THREADS, kernel_file};
+use crate::ops::{KeyPart, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Attention with sinks from that without, in place. With `l` a row's statistic and `s` its head's sink, the statistic
@@ -75,11 +78,46 @@ impl Operation for SinkGradients {
     fn check(&self) -> Result<()> {
         check(Self::NAME, &self.attended, &self.sinks)?;
         ensure_float(Self::NAME, &[("grad_output", self.grad_output)])?;
-        ensure_dtype(Self::NAME, "grad_output", &self.grad_output, self.attended.output.dtype)?;
-        ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.attended.output.elements())?;
-        ensure_dtype(Self::NAME, "summands", &self.summands, DType::F32)?;
-        ensure_elements(Self::NAME, "summands", &self.summands, self.attended.stats.elements())
+        ensure_values(
+            Self::NAME,
+            "grad_output",
+            &self.grad_output,
+            self.attended.output.dtype,
+            self.attended.output.elements(),
+        )?;
+        ensure_values(Self::NAME, "summands", &self.summands, DType::F32, self.attended.stats.elements())
     }
 
     tensors! { read attended, grad_output, sinks; write summands }
+}
+
+/// Launches a kernel with a warp for each head of each row. `tensors` are its first arguments.
+fn launch(queue: &Queue<'_>, name: &str, of: &KeyPart, load: LoadWidth, tensors: &[Arg]) -> Result<()> {
+    let SinkSizes { seq, heads, dim, rows } = SinkSizes::of(of);
+    let blocks = (rows * heads).div_ceil(THREADS / 32).min(queue.multiprocessors() * 8);
+    let sizes = [Arg::U64(rows as u64), Arg::U32(seq as u32), Arg::U32(heads as u32), Arg::U32(dim as u32)];
+    let arguments: Vec<Arg> = tensors.iter().copied().chain(sizes).collect();
+    queue.launch(&load.kernel(name, of.output.dtype), Grid::line(blocks, THREADS), &arguments)
+}
+
+impl KernelOperation for AddSinks {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/sinks.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let KeyPart { output, stats } = self.attended;
+        let load = LoadWidth::of(SinkSizes::of(&self.attended).dim, [output]);
+        launch(queue, "add_sinks", &self.attended, load, &[output.into(), stats.into(), self.sinks.into()])
+    }
+}
+
+impl KernelOperation for SinkGradients {
+    const FILES: &'static [KernelFile] = &[kernel_file!("attention/sinks.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let KeyPart { output, stats } = self.attended;
+        let (grad, sinks, summands) = (self.grad_output, self.sinks, self.summands);
+        let load = LoadWidth::of(SinkSizes::of(&self.attended).dim, [output, grad]);
+        let tensors = [output.into(), stats.into(), grad.into(), sinks.into(), summands.into()];
+        launch(queue, "sink_gradients", &self.attended, load, &tensors)
+    }
 }

@@ -1,6 +1,11 @@
 //! Biases of experts: a row of numbers for each of them.
 
-use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+mod host;
+
+use crate::cuda::{
+    Grid, KernelFile, KernelOperation, LoadWidth, Queue, THREADS, kernel_file, kernel_struct, over_rows,
+};
+use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The weights of rows.
@@ -67,10 +72,8 @@ fn check(op: &'static str, rows: &Tensor, bias: &Tensor, offsets: &Tensor) -> Re
 }
 
 fn check_weights(op: &'static str, rows: &Tensor, weights: &Tensor, pairs: &Tensor) -> Result<()> {
-    ensure_dtype(op, "weights", weights, DType::F32)?;
-    ensure_elements(op, "weights", weights, rows.shape.rows())?;
-    ensure_dtype(op, "pairs", pairs, DType::I32)?;
-    ensure_elements(op, "pairs", pairs, rows.shape.rows())
+    ensure_values(op, "weights", weights, DType::F32, rows.shape.rows())?;
+    ensure_values(op, "pairs", pairs, DType::I32, rows.shape.rows())
 }
 
 impl Operation for AddExpertBias {
@@ -107,4 +110,72 @@ impl Operation for ExpertBiasDots {
     }
 
     tensors! { read rows, bias, offsets, pairs; update grad_weights }
+}
+
+const FILES: &[KernelFile] = &[kernel_file!(Experts, "experts/expert_bias.cu")];
+
+kernel_struct! {
+    /// `ExpertBias` of `kernels/experts/expert_bias.cu`.
+    ExpertBiasArgs {
+        u64: rows, bias, offsets, weights, pairs, output;
+        u32: all, width, experts, accumulate;
+    }
+}
+
+impl ExpertBiasArgs {
+    fn new(rows: Tensor, bias: u64, offsets: Tensor, weights: Option<RowWeights>, output: u64) -> ExpertBiasArgs {
+        ExpertBiasArgs {
+            rows: rows.address,
+            bias,
+            offsets: offsets.address,
+            weights: weights.map_or(0, |of| of.weights.address),
+            pairs: weights.map_or(0, |of| of.pairs.address),
+            output,
+            all: rows.shape.rows() as u32,
+            width: rows.shape.last() as u32,
+            experts: (offsets.elements() - 1) as u32,
+            accumulate: 0,
+        }
+    }
+}
+
+impl KernelOperation for AddExpertBias {
+    const FILES: &'static [KernelFile] = FILES;
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let AddExpertBias { rows, bias, offsets, weights } = *self;
+        let load = LoadWidth::of(rows.shape.last(), [rows, bias]);
+        let grid = over_rows(rows.shape.rows(), rows.shape.last() / load.values(rows.dtype), queue);
+        let block = ExpertBiasArgs::new(rows, bias.address, offsets, weights, 0);
+        queue.launch_block(&load.kernel("add_expert_bias", rows.dtype), grid, &block)
+    }
+}
+
+impl KernelOperation for ExpertBiasGradient {
+    const FILES: &'static [KernelFile] = FILES;
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let ExpertBiasGradient { rows, offsets, weights, grad, accumulate } = *self;
+        let block = ExpertBiasArgs {
+            accumulate: accumulate.into(),
+            ..ExpertBiasArgs::new(rows, 0, offsets, weights, grad.address)
+        };
+        let grid = Grid::plane(block.experts as usize, rows.shape.last().div_ceil(32), THREADS);
+        queue.launch_block(&format!("expert_bias_gradient_{}", rows.dtype), grid, &block)
+    }
+}
+
+impl KernelOperation for ExpertBiasDots {
+    const FILES: &'static [KernelFile] = FILES;
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let ExpertBiasDots { rows, bias, offsets, pairs, grad_weights } = *self;
+        let load = LoadWidth::of(rows.shape.last(), [rows, bias]);
+        let block = ExpertBiasArgs {
+            pairs: pairs.address,
+            ..ExpertBiasArgs::new(rows, bias.address, offsets, None, grad_weights.address)
+        };
+        let blocks = rows.shape.rows().div_ceil(THREADS / 32).min(queue.multiprocessors() * 8);
+        queue.launch_block(&load.kernel("expert_bias_dots", rows.dtype), Grid::line(blocks, THREADS), &block)
+    }
 }

@@ -5,8 +5,11 @@
 //! that has its expert, in the order of [`ExpertRows`]. So slots that have rows come first in their block. The number of
 //! rows is known to the devices alone.
 
+mod host;
+
 use super::ExpertRows;
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, tensors};
+use crate::cuda::{KernelFile, KernelOperation, Queue, fill, kernel_file, kernel_struct, over_packs};
+use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_shape, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// Gives each pair a slot of the rank that has its expert.
@@ -36,8 +39,7 @@ impl Operation for SlotsOfPairs {
         ensure_elements(Self::NAME, "rows", rows, chosen.elements())?;
         ensure_elements(Self::NAME, "slots", slots, chosen.elements())?;
         if let Some(beyond) = beyond {
-            ensure_dtype(Self::NAME, "beyond", beyond, DType::F32)?;
-            ensure_elements(Self::NAME, "beyond", beyond, 1)?;
+            ensure_values(Self::NAME, "beyond", beyond, DType::F32, 1)?;
         }
         check_division(Self::NAME, offsets.elements(), *ranks, *room)
     }
@@ -99,4 +101,45 @@ impl Operation for ExpertsOfSlots {
     }
 
     tensors! { read offsets; write chosen }
+}
+
+kernel_struct! {
+    /// `SlotsOfPairs` of `kernels/experts/expert_exchange.cu`.
+    SlotsOfPairsArgs {
+        u64: chosen, offsets, rows, slots, beyond;
+        u32: count, experts, ranks, room;
+    }
+}
+
+impl KernelOperation for SlotsOfPairs {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_exchange.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let count = self.chosen.elements();
+        let block = fill! {
+            SlotsOfPairsArgs: self.{chosen, slots, beyond, ranks, room}; offsets: self.order.offsets,
+            rows: self.order.rows, count, experts: self.order.offsets.elements() - 1
+        };
+        queue.launch_block("slots_of_pairs", over_packs(count, queue), &block)
+    }
+}
+
+kernel_struct! {
+    /// `ExpertsOfSlots` of `kernels/experts/expert_exchange.cu`.
+    ExpertsOfSlotsArgs {
+        u64: offsets, chosen;
+        u32: ranks, rank, experts, room;
+    }
+}
+
+impl KernelOperation for ExpertsOfSlots {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_exchange.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let block = fill! {
+            ExpertsOfSlotsArgs: self.{offsets, chosen, rank}; ranks: self.ranks(), experts: self.experts(),
+            room: self.room()
+        };
+        queue.launch_block("experts_of_slots", over_packs(self.chosen.elements(), queue), &block)
+    }
 }

@@ -1,6 +1,11 @@
 //! Gated linear units of rows, times the router's weights.
 
-use crate::ops::{Gate, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+mod host;
+
+use crate::cuda::{Grid, KernelFile, KernelOperation, LoadWidth, Queue, fill, kernel_file, kernel_struct, over_rows};
+use crate::ops::{
+    Gate, Operation, ensure, ensure_elements, ensure_float, ensure_values, glu_backward_name, glu_name, tensors,
+};
 use crate::{DType, Result, Tensor};
 
 /// `output = f(gate) * up * weights[pairs[row]]`, with each row of `input` holding `[gate | up]`. The weight is part of
@@ -26,10 +31,8 @@ fn check_rows(op: &'static str, input: &Tensor, output: &Tensor, weights: &Tenso
     ensure(op, input.shape.last() == 2 * output.shape.last() && output.shape.rows() == rows, || {
         format!("`[gate | up]` is {:?}, needs twice the last axis of {:?}", input.shape, output.shape)
     })?;
-    ensure_dtype(op, "weights", weights, DType::F32)?;
-    ensure_elements(op, "weights", weights, rows)?;
-    ensure_dtype(op, "pairs", pairs, DType::I32)?;
-    ensure_elements(op, "pairs", pairs, rows)
+    ensure_values(op, "weights", weights, DType::F32, rows)?;
+    ensure_values(op, "pairs", pairs, DType::I32, rows)
 }
 
 impl Operation for ExpertGlu {
@@ -74,4 +77,60 @@ impl Operation for ExpertGluBackward {
     }
 
     tensors! { read input, weights, pairs, grad_output; write grad_input, output, grad_weights }
+}
+
+kernel_struct! {
+    /// `ExpertGlu` of `kernels/experts/expert_glu.cu`.
+    ExpertGluArgs {
+        u64: input, weights, pairs, output;
+        u32: rows, width;
+    }
+}
+
+kernel_struct! {
+    /// `ExpertGluBackward` of `kernels/experts/expert_glu.cu`.
+    ExpertGluBackwardArgs {
+        u64: input, weights, pairs, grad_output, grad_input, output, grad_weights;
+        u32: rows, width;
+    }
+}
+
+impl KernelOperation for ExpertGlu {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_glu.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
+        let load = LoadWidth::of(width, [self.input, self.output]);
+        let block = fill! { ExpertGluArgs: self.{input, weights, pairs, output}; rows, width };
+        let name = format!("expert_{}", glu_name(self.gate));
+        queue.launch_block(&load.kernel(&name, dtype), over_rows(rows, width / load.values(dtype), queue), &block)
+    }
+}
+
+/// Packs of a row that a warp takes at most; a longer row goes to a block.
+const WARP_PACKS: usize = 64;
+
+/// Threads of a block with one row per warp.
+const WARP_THREADS: usize = 128;
+
+impl KernelOperation for ExpertGluBackward {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_glu.cu")];
+
+    /// One pass over each row also sums up its weight's gradient.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
+        let load = LoadWidth::of(width, [self.input, self.grad_output, self.grad_input, self.output]);
+        let packs = width / load.values(dtype);
+        let (form, blocks, threads) = match packs <= WARP_PACKS {
+            true => ("warp", rows.div_ceil(WARP_THREADS / 32), WARP_THREADS),
+            false => ("block", rows, packs.next_multiple_of(32).min(256)),
+        };
+        let block = fill! {
+            ExpertGluBackwardArgs: self.{input, weights, pairs, grad_output, grad_input, output, grad_weights}; rows,
+            width
+        };
+        let name = format!("expert_{}_{form}", glu_backward_name(self.gate));
+        let grid = Grid::line(blocks.min(queue.multiprocessors() * 4096 / threads), threads);
+        queue.launch_block(&load.kernel(&name, dtype), grid, &block)
+    }
 }

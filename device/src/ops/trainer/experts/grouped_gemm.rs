@@ -1,7 +1,12 @@
 //! Matrix products of each expert's rows.
 
+mod host;
+#[cfg(feature = "cuda")]
+mod launch;
+
 use crate::ops::{
-    Gemm, GemmColumns, MatrixPlace, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+    Gemm, GemmColumns, MatrixPlace, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_values,
+    tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -142,8 +147,7 @@ impl GroupedGemm {
             "8-bit factors and their result begin at addresses that are multiples of 16".into()
         })?;
         for scale in scales {
-            ensure_dtype(Self::NAME, "scale", &scale, DType::F32)?;
-            ensure_elements(Self::NAME, "scale", &scale, 1)?;
+            ensure_values(Self::NAME, "scale", &scale, DType::F32, 1)?;
         }
         ensure_dtype(Self::NAME, "out", &self.out, DType::Bf16)
     }

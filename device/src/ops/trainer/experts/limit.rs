@@ -1,6 +1,10 @@
 //! A bound of the load of experts.
 
+mod host;
+
+use super::kernels::at_most;
 use super::route::check_real;
+use crate::cuda::{GpuProperties, Grid, KernelFile, KernelOperation, Queue, fill, kernel_file, kernel_struct};
 use crate::ops::{Operation, ensure, ensure_dtype, ensure_shape, tensors};
 use crate::{DType, Result, Tensor};
 
@@ -40,4 +44,34 @@ impl Operation for LimitLoad {
     }
 
     tensors! { read chosen, weights, real; write kept }
+}
+
+/// Threads of a block; `SCAN_THREADS` in `kernels/headers/scan.cuh`.
+const THREADS: usize = 256;
+
+kernel_struct! {
+    /// `LimitLoad` of `kernels/experts/expert_limit.cu`; 0 is the null pointer.
+    LimitLoadArgs {
+        u64: chosen, weights, real, kept;
+        u32: count, experts, capacity, length, k, reserved;
+    }
+}
+
+impl KernelOperation for LimitLoad {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_limit.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let count = self.chosen.elements();
+        // No expert has more pairs than there are.
+        let capacity = self.capacity.min(count);
+        let block = fill! {
+            LimitLoadArgs: self.{chosen, weights, real, kept, experts}; count, capacity,
+            length: count / self.real.map_or(1, |real| real.elements()), k: self.chosen.shape.last(), reserved: 0u32
+        };
+        queue.launch_block("limit_load", Grid::line(self.experts, THREADS), &block)
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        at_most(Self::NAME, self.experts, 1)
+    }
 }

@@ -1,8 +1,12 @@
 //! The choice of each token's experts, and its gradient.
 
+mod host;
+
+use super::kernels::{PlacesArgs, at_most};
+use crate::cuda::{GpuProperties, Grid, KernelFile, KernelOperation, Queue, fill, kernel_file, kernel_struct};
 use crate::ops::{
-    Accesses, Control, HasTensors, Operation, SequenceShare, ZLoss, ensure, ensure_dtype, ensure_elements,
-    ensure_shape, tensors,
+    Accesses, Control, HasTensors, Operation, SequenceShare, ZLoss, ensure, ensure_dtype, ensure_shape, ensure_values,
+    tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -92,8 +96,7 @@ impl SampleTokens {
             format!("{tokens} tokens cannot be those of rank {rank} of {ranks} in {samples} samples of equal length")
         })?;
         let Some(real) = real else { return Ok(()) };
-        ensure_dtype(op, "real", real, DType::I32)?;
-        ensure_elements(op, "real", real, samples)
+        ensure_values(op, "real", real, DType::I32, samples)
     }
 }
 
@@ -131,8 +134,7 @@ impl Operation for Route {
             })?;
         }
         let Some(bias) = &self.bias else { return Ok(()) };
-        ensure_dtype(Self::NAME, "bias", bias, DType::F32)?;
-        ensure_elements(Self::NAME, "bias", bias, experts)
+        ensure_values(Self::NAME, "bias", bias, DType::F32, experts)
     }
 
     tensors! { read logits, bias; write chosen, weights }
@@ -165,8 +167,7 @@ pub(super) fn check_documents(
     groups: usize,
 ) -> Result<()> {
     let Some(position_ids) = position_ids else { return Ok(()) };
-    ensure_dtype(op, "position_ids", position_ids, DType::I32)?;
-    ensure_elements(op, "position_ids", position_ids, tokens)?;
+    ensure_values(op, "position_ids", position_ids, DType::I32, tokens)?;
     ensure(op, groups == tokens, || format!("{groups} groups for documents, needs a row for each of {tokens} tokens"))
 }
 
@@ -240,10 +241,8 @@ impl Operation for RouteBackward {
         check_choice(Self::NAME, &self.logits, &self.chosen, ("grad_weights", &self.grad_weights))?;
         let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
         self.tokens.check(Self::NAME, tokens, self.real.as_ref())?;
-        ensure_dtype(Self::NAME, "grad_logits", &self.grad_logits, DType::F32)?;
-        ensure_elements(Self::NAME, "grad_logits", &self.grad_logits, tokens * experts)?;
-        ensure_dtype(Self::NAME, "control", &self.control, DType::U8)?;
-        ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())?;
+        ensure_values(Self::NAME, "grad_logits", &self.grad_logits, DType::F32, tokens * experts)?;
+        ensure_values(Self::NAME, "control", &self.control, DType::U8, size_of::<Control>())?;
         ZLoss::check(self.z_loss, Self::NAME, tokens)?;
         let Some(Balance { load, loads, position_ids, losses, .. }) = &self.balance else { return Ok(()) };
         ensure_dtype(Self::NAME, "load", load, DType::F32)?;
@@ -251,8 +250,7 @@ impl Operation for RouteBackward {
         ensure_shape(Self::NAME, "load", load, &[groups, experts])?;
         let whole = match position_ids {
             Some(position_ids) => {
-                ensure_dtype(Self::NAME, "position_ids", position_ids, DType::I32)?;
-                ensure_elements(Self::NAME, "position_ids", position_ids, tokens)?;
+                ensure_values(Self::NAME, "position_ids", position_ids, DType::I32, tokens)?;
                 tokens * self.tokens.share.ranks
             }
             None => samples,
@@ -263,8 +261,7 @@ impl Operation for RouteBackward {
         ensure(Self::NAME, groups == 1 || *loads == CountedLoads::OfGroups, || {
             format!("{groups} groups cannot share the loads of a step")
         })?;
-        ensure_dtype(Self::NAME, "losses", losses, DType::F32)?;
-        ensure_elements(Self::NAME, "losses", losses, tokens)
+        ensure_values(Self::NAME, "losses", losses, DType::F32, tokens)
     }
 
     fn accesses(&self) -> Accesses {
@@ -277,4 +274,91 @@ impl Operation for RouteBackward {
     }
 
     tensors! { logits, chosen, grad_weights, balance, z_loss, real, control, grad_logits }
+}
+
+kernel_struct! {
+    /// `Route` of `kernels/experts/route.cu`; 0 is the null pointer.
+    RouteArgs {
+        u64: logits, bias, chosen, weights;
+        u32: tokens, experts, k, sigmoid, normalise, forces_balance, groups, of_groups, two_highest, reserved;
+        f32: scale;
+        PlacesArgs: places;
+    }
+}
+
+kernel_struct! {
+    /// `RouteBackward` of `kernels/experts/route.cu`; 0 is the null pointer.
+    RouteBackwardArgs {
+        u64: logits, chosen, grad_weights, load, balance_losses, z_losses, real, position_ids, control, grad_logits;
+        u32: tokens, experts, k, groups, samples, of_step;
+        PlacesArgs: places;
+        u32: sigmoid, normalise, adds_gradient;
+        f32: scale, balance_multiplier, z_multiplier;
+        u32: reserved;
+    }
+}
+
+/// A warp has a thread for each.
+const MOST_GROUPS: usize = 32;
+
+/// Threads of a block: a warp takes a token.
+const THREADS: usize = 256;
+
+fn grid(tokens: usize) -> Grid {
+    Grid::line(tokens.div_ceil(THREADS / 32), THREADS)
+}
+
+/// The kernel whose threads have enough experts each, a power of two.
+fn kernel(name: &str, experts: usize) -> String {
+    format!("{name}_{}", experts.div_ceil(32).next_power_of_two())
+}
+
+impl KernelOperation for Route {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/route.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
+        let block = fill! {
+            RouteArgs: self.{logits, bias, chosen, weights}; tokens, experts, k: self.chosen.shape.last(),
+            sigmoid: self.router.score == Score::Sigmoid, normalise: self.router.normalise,
+            forces_balance: self.router.forces_balance,
+            groups: self.router.groups.map_or(1, |groups| groups.count as u32),
+            of_groups: self.router.groups.map_or(1, |groups| groups.per_token as u32),
+            two_highest: self.router.groups.is_some_and(|groups| groups.score == GroupScore::TwoHighest),
+            reserved: 0u32, scale: self.router.scale, places: PlacesArgs::new(self.tokens, tokens)
+        };
+        queue.launch_block(&kernel("route", experts), grid(tokens), &block)
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        let groups = self.router.groups.map_or(1, |groups| groups.count);
+        ensure(Self::NAME, groups <= MOST_GROUPS, || format!("at most {MOST_GROUPS} groups of experts, not {groups}"))?;
+        at_most(Self::NAME, self.logits.shape.last(), self.chosen.shape.last())
+    }
+}
+
+impl KernelOperation for RouteBackward {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/route.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (tokens, experts) = (self.logits.shape.rows(), self.logits.shape.last());
+        let k = self.chosen.shape.last();
+        let block = fill! {
+            RouteBackwardArgs: self.{logits, chosen, grad_weights, real, control, grad_logits, adds_gradient};
+            load: self.balance.map(|balance| balance.load), balance_losses: self.balance.map(|balance| balance.losses),
+            z_losses: self.z_loss.map(|z_loss| z_loss.losses),
+            position_ids: self.balance.and_then(|balance| balance.position_ids), tokens, experts, k,
+            groups: self.balance.map_or(1, |balance| balance.load.shape.rows() as u32), samples: self.tokens.samples,
+            of_step: self.balance.is_some_and(|balance| balance.loads == CountedLoads::OfStep),
+            places: PlacesArgs::new(self.tokens, tokens), sigmoid: self.router.score == Score::Sigmoid,
+            normalise: self.router.normalise, scale: self.router.scale,
+            balance_multiplier: self.balance.map_or(0.0, |balance| balance.multiplier),
+            z_multiplier: self.z_loss.map_or(0.0, |z_loss| z_loss.multiplier), reserved: 0u32
+        };
+        queue.launch_block(&kernel("route_backward", experts), grid(tokens), &block)
+    }
+
+    fn fits(&self, _gpu: &GpuProperties) -> Result<()> {
+        at_most(Self::NAME, self.logits.shape.last(), self.chosen.shape.last())
+    }
 }

@@ -1,6 +1,11 @@
 //! From the order of tokens to that of experts, and back.
 
-use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors};
+mod host;
+
+use crate::cuda::{KernelFile, KernelOperation, LoadWidth, Queue, args, kernel_file, over_rows};
+use crate::ops::{
+    HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, ensure_values, tensors,
+};
 use crate::{DType, Result, Tensor};
 
 /// The order of pairs by expert. Pairs of an expert keep their order. Those that are dropped have the last rows.
@@ -16,32 +21,6 @@ pub struct ExpertRows {
 
 impl HasTensors for ExpertRows {
     tensors! { offsets, pairs, rows }
-}
-
-/// Sorts pairs by expert. Pairs with an expert of another rank are dropped here.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SortByExpert {
-    /// `(tokens, k)`, i32: the expert of each pair; a number that is one too high if the pair is dropped.
-    pub chosen: Tensor,
-    /// The number of this rank's first expert.
-    pub first: usize,
-    /// Written.
-    pub order: ExpertRows,
-}
-
-impl Operation for SortByExpert {
-    const NAME: &'static str = "sort_by_expert";
-
-    fn check(&self) -> Result<()> {
-        let ExpertRows { offsets, pairs, rows } = &self.order;
-        let all = [("chosen", &self.chosen), ("offsets", offsets), ("pairs", pairs), ("rows", rows)];
-        all.iter().try_for_each(|(name, tensor)| ensure_dtype(Self::NAME, name, tensor, DType::I32))?;
-        ensure_elements(Self::NAME, "pairs", pairs, self.chosen.elements())?;
-        ensure_elements(Self::NAME, "rows", rows, self.chosen.elements())?;
-        ensure(Self::NAME, offsets.elements() >= 2, || "there is no expert".into())
-    }
-
-    tensors! { read chosen; write order }
 }
 
 /// `output[rows[token, j]] = input[token]`: each row is a copy of its token's. Rows of dropped pairs are not written.
@@ -104,9 +83,43 @@ impl Operation for CombineRows {
         ensure_dtype(Self::NAME, "rows", &self.rows, DType::I32)?;
         ensure_shape(Self::NAME, "rows", &self.rows, &[tokens, k])?;
         let Some(also) = &self.also else { return Ok(()) };
-        ensure_dtype(Self::NAME, "also", also, DType::F32)?;
-        ensure_elements(Self::NAME, "also", also, tokens * width)
+        ensure_values(Self::NAME, "also", also, DType::F32, tokens * width)
     }
 
     tensors! { read input, rows, also; write output }
+}
+
+impl KernelOperation for GatherRows {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_rows.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (tokens, width) = (self.input.shape.rows(), self.input.shape.last());
+        let load = LoadWidth::of(width, [self.input, self.output]);
+        // Values are only moved: two of 8 bits as one of 16.
+        let (width, dtype) = match self.output.dtype {
+            of_8_bits if of_8_bits.is_fp8() => (width / 2, DType::Bf16),
+            dtype => (width, dtype),
+        };
+        let grid = over_rows(tokens, width / load.values(dtype), queue);
+        let arguments = args! {
+            self.input, self.rows, self.output; U32: tokens, width, self.rows.elements() / tokens,
+            self.output.shape.rows()
+        };
+        queue.launch(&load.kernel("gather_rows", dtype), grid, arguments)
+    }
+}
+
+impl KernelOperation for CombineRows {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_rows.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (tokens, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
+        let load = LoadWidth::of(width, [self.input, self.output].into_iter().chain(self.also));
+        let grid = over_rows(tokens, width / load.values(dtype), queue);
+        let arguments = args! {
+            self.input, self.rows, self.also, self.output; U32: tokens, width, self.rows.shape.last(),
+            self.input.shape.rows()
+        };
+        queue.launch(&load.kernel("combine_rows", dtype), grid, arguments)
+    }
 }

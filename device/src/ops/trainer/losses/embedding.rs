@@ -1,6 +1,9 @@
 //! Token and position embedding.
 
-use crate::ops::{Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+mod host;
+mod launch;
+
+use crate::ops::{Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// `output[b, s] = scale * table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
@@ -32,8 +35,7 @@ impl Operation for Embedding {
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("table", self.table), ("output", self.output)])?;
         if let Some(ids) = &self.position_ids {
-            ensure_dtype(Self::NAME, "position_ids", ids, DType::I32)?;
-            ensure_elements(Self::NAME, "position_ids", ids, self.tokens.elements())?;
+            ensure_values(Self::NAME, "position_ids", ids, DType::I32, self.tokens.elements())?;
         }
         check_tokens(Self::NAME, &self.tokens, &self.output, &self.table, self.positions.as_ref())
     }

@@ -1,6 +1,9 @@
 //! The tokens that a model predicts beyond the next one.
 
-use crate::ops::{Operation, SequenceShare, ensure, ensure_dtype, ensure_elements, tensors};
+mod host;
+
+use crate::cuda::{KernelFile, KernelOperation, Queue, args, kernel_file, over_packs};
+use crate::ops::{Operation, SequenceShare, ensure, ensure_dtype, ensure_elements, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The inputs and the targets of samples `ahead` places further on. Column `i` of the outputs, at position `p` of a sample,
@@ -44,8 +47,7 @@ impl Operation for FurtherTokens {
         }
         ensure_elements(Self::NAME, "targets", &self.targets, self.tokens.elements())?;
         if let Some(ids) = &self.position_ids {
-            ensure_dtype(Self::NAME, "position_ids", ids, DType::I32)?;
-            ensure_elements(Self::NAME, "position_ids", ids, rows * length)?;
+            ensure_values(Self::NAME, "position_ids", ids, DType::I32, rows * length)?;
         }
         let last = self.first_input.max(self.first_target) + length;
         ensure(Self::NAME, self.tokens.shape.rows() == rows && last <= width, || {
@@ -57,4 +59,18 @@ impl Operation for FurtherTokens {
     }
 
     tensors! { read samples, position_ids; write tokens, targets }
+}
+
+impl KernelOperation for FurtherTokens {
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/embedding.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (count, columns) = (self.tokens.elements(), self.tokens.shape.last());
+        let [part, first, second] = self.share.shifts(columns);
+        let arguments = args! {
+            self.samples, self.position_ids, self.tokens, self.targets; U64: count; U32: columns,
+            self.samples.shape.last(), self.first_input, self.first_target, self.ahead, self.length(), part, first, second
+        };
+        queue.launch("further_tokens", over_packs(count, queue), arguments)
+    }
 }

@@ -1,7 +1,10 @@
 //! Losses, each with its gradient in the same pass.
 
+pub(super) mod host;
+
+use crate::cuda::{Grid, KernelFile, KernelOperation, LoadWidth, Queue, args, fill, kernel_file, kernel_struct};
 use crate::ops::{
-    Accesses, HasTensors, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+    Accesses, HasTensors, Operation, check_cap, ensure, ensure_elements, ensure_float, ensure_values, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -22,16 +25,14 @@ impl HasTensors for ZLoss {
 impl ZLoss {
     pub(crate) fn check(z_loss: Option<ZLoss>, op: &'static str, rows: usize) -> Result<()> {
         let Some(ZLoss { losses, .. }) = z_loss else { return Ok(()) };
-        ensure_dtype(op, "z_loss.losses", &losses, DType::F32)?;
-        ensure_elements(op, "z_loss.losses", &losses, rows)
+        ensure_values(op, "z_loss.losses", &losses, DType::F32, rows)
     }
 }
 
 /// Fails unless the factors of gradients, if there are some, are one for each row.
 pub(super) fn check_weights(op: &'static str, weights: Option<Tensor>, rows: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
-    ensure_dtype(op, "weights", &weights, DType::F32)?;
-    ensure_elements(op, "weights", &weights, rows)
+    ensure_values(op, "weights", &weights, DType::F32, rows)
 }
 
 /// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
@@ -69,10 +70,8 @@ impl Operation for CrossEntropy {
     fn check(&self) -> Result<()> {
         let rows = self.logits.shape.rows();
         ensure_float(Self::NAME, &[("logits", self.logits)])?;
-        ensure_dtype(Self::NAME, "targets", &self.targets, DType::I32)?;
-        ensure_elements(Self::NAME, "targets", &self.targets, rows)?;
-        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
-        ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        ensure_values(Self::NAME, "targets", &self.targets, DType::I32, rows)?;
+        ensure_values(Self::NAME, "losses", &self.losses, DType::F32, rows)?;
         ZLoss::check(self.z_loss, Self::NAME, rows)?;
         check_weights(Self::NAME, self.weights, rows)?;
         check_cap(Self::NAME, self.soft_cap)?;
@@ -113,8 +112,7 @@ impl Operation for Mse {
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("prediction", self.prediction), ("target", self.target)])?;
         ensure_elements(Self::NAME, "target", &self.target, self.prediction.elements())?;
-        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
-        ensure_elements(Self::NAME, "losses", &self.losses, self.prediction.shape.rows())?;
+        ensure_values(Self::NAME, "losses", &self.losses, DType::F32, self.prediction.shape.rows())?;
         if let Some((grad, _)) = &self.grad {
             ensure_float(Self::NAME, &[("prediction", self.prediction), ("grad", *grad)])?;
             ensure_elements(Self::NAME, "grad", grad, self.prediction.elements())?;
@@ -131,25 +129,52 @@ impl Operation for Mse {
     tensors! { prediction, target, losses, grad }
 }
 
-/// `total (+)= sum(input)`, accumulated in f64 in fixed chunks and rounded once.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SumInto {
-    /// Any shape, f32.
-    pub input: Tensor,
-    /// `(1)`, f32.
-    pub total: Tensor,
-    /// Add to `total` instead of overwriting it.
-    pub accumulate: bool,
+/// Shared memory that a loss kernel declares itself, rounded up.
+const DECLARED: usize = 1024;
+
+kernel_struct! {
+    /// The struct of the same name in `kernels/losses/loss.cu`; 0 is the null pointer.
+    CrossEntropyArgs {
+        u64: logits, targets, losses, control, z_losses, weights;
+        f32: z_multiplier, soft_cap;
+        u32: columns, vocab;
+    }
 }
 
-impl Operation for SumInto {
-    const NAME: &'static str = "sum_into";
+impl KernelOperation for CrossEntropy {
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
 
-    fn check(&self) -> Result<()> {
-        ensure_dtype(Self::NAME, "input", &self.input, DType::F32)?;
-        ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
-        ensure_elements(Self::NAME, "total", &self.total, 1)
+    /// A row is kept in shared memory if it fits.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, columns, dtype) = (self.logits.shape.rows(), self.logits.shape.last(), self.logits.dtype);
+        let load = LoadWidth::of(columns, [self.logits]);
+        let row_bytes = columns * dtype.size();
+        // Without a gradient the row is read only once.
+        let fits = row_bytes + DECLARED <= queue.gpu().shared_bytes as usize;
+        let cached = self.control.is_some() && fits && load == LoadWidth::Vector;
+        let name = if cached { "cross_entropy_cached" } else { "cross_entropy" };
+        // At least two warps: the kernel relies on barriers.
+        let threads = (columns / load.values(dtype)).next_multiple_of(32).clamp(64, 512);
+        let shared = if cached { row_bytes } else { 0 };
+        let block = fill! {
+            CrossEntropyArgs: self.{logits, targets, losses, control, weights, vocab};
+            z_losses: self.z_loss.map(|z_loss| z_loss.losses),
+            z_multiplier: self.z_loss.map_or(0.0, |z_loss| z_loss.multiplier), soft_cap: self.soft_cap.unwrap_or(0.0),
+            columns
+        };
+        queue.launch_block(&load.kernel(name, dtype), Grid { shared, ..Grid::line(rows, threads) }, &block)
     }
+}
 
-    tensors! { read input; add[accumulate] total }
+impl KernelOperation for Mse {
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, width, dtype) = (self.prediction.shape.rows(), self.prediction.shape.last(), self.prediction.dtype);
+        let (grad, control) = self.grad.unzip();
+        let load = LoadWidth::of(width, [self.prediction, self.target].into_iter().chain(grad));
+        let threads = (width / load.values(dtype)).next_multiple_of(32).clamp(32, 256);
+        let arguments = args! { self.prediction, self.target, self.losses, grad, control; U32: width };
+        queue.launch(&load.kernel("mse", dtype), Grid::line(rows, threads), arguments)
+    }
 }

@@ -2,8 +2,13 @@
 //! reduces its own columns to three numbers per row. These are gathered, and from them each rank computes the loss and
 //! the gradient of its columns.
 
+mod host;
+
 use super::loss::{ZLoss, check_weights};
-use crate::ops::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::cuda::{Grid, KernelFile, KernelOperation, LoadWidth, Queue, args, kernel_file};
+use crate::ops::{
+    Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_values, tensors,
+};
 use crate::{DType, Result, Tensor};
 
 /// A rank's columns of the logits of a whole vocabulary.
@@ -66,8 +71,7 @@ pub struct CrossEntropyJoin {
 fn check_rows(op: &'static str, logits: &Tensor, targets: &Tensor, stats: &Tensor) -> Result<()> {
     let rows = logits.shape.rows();
     ensure_float(op, &[("logits", *logits)])?;
-    ensure_dtype(op, "targets", targets, DType::I32)?;
-    ensure_elements(op, "targets", targets, rows)?;
+    ensure_values(op, "targets", targets, DType::I32, rows)?;
     ensure_dtype(op, "stats", stats, DType::F32)
 }
 
@@ -92,8 +96,7 @@ impl Operation for CrossEntropyJoin {
         ensure(Self::NAME, self.stats.elements().is_multiple_of(3 * rows.max(1)), || {
             format!("`stats` is {:?}, needs (ranks, 3, {rows})", self.stats.shape)
         })?;
-        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
-        ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        ensure_values(Self::NAME, "losses", &self.losses, DType::F32, rows)?;
         check_cap(Self::NAME, self.soft_cap)?;
         check_weights(Self::NAME, self.weights, rows)?;
         ZLoss::check(self.z_loss, Self::NAME, rows)
@@ -109,4 +112,39 @@ impl Operation for CrossEntropyJoin {
     }
 
     tensors! { logits, targets, stats, losses, z_loss, weights, control }
+}
+
+/// The grid of a block per row, of at least two warps: the kernels rely on barriers.
+fn grid(rows: usize, packs: usize) -> Grid {
+    Grid::line(rows, packs.next_multiple_of(32).clamp(64, 512))
+}
+
+impl KernelOperation for CrossEntropyPart {
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, columns, dtype) = (self.logits.shape.rows(), self.logits.shape.last(), self.logits.dtype);
+        let load = LoadWidth::of(columns, [self.logits]);
+        queue.launch(&load.kernel("cross_entropy_part", dtype), grid(rows, columns / load.values(dtype)), args! {
+            self.logits, self.targets, self.stats; U32: rows, columns, self.part.real(columns), self.part.first_token;
+            F32: self.soft_cap.unwrap_or(0.0)
+        })
+    }
+}
+
+impl KernelOperation for CrossEntropyJoin {
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/loss.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, columns, dtype) = (self.logits.shape.rows(), self.logits.shape.last(), self.logits.dtype);
+        let load = LoadWidth::of(columns, [self.logits]);
+        let ranks = self.stats.elements() / (3 * rows).max(1);
+        let arguments = args! {
+            self.logits, self.targets, self.stats, self.losses, self.control, self.weights,
+            self.z_loss.map(|z_loss| z_loss.losses); F32: self.z_loss.map_or(0.0, |z_loss| z_loss.multiplier);
+            U32: rows, columns, self.part.real(columns), self.part.first_token, self.part.vocab, ranks;
+            F32: self.soft_cap.unwrap_or(0.0)
+        };
+        queue.launch(&load.kernel("cross_entropy_join", dtype), grid(rows, columns / load.values(dtype)), arguments)
+    }
 }

@@ -7,10 +7,9 @@ mod loss_parallel;
 mod pair_loss;
 mod soft_cap;
 
-pub use embedding::{Embedding, EmbeddingBackward};
-pub use further_tokens::FurtherTokens;
-pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
-pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
-pub use pair_loss::{MismatchedRewards, PairLoss, Preference};
-pub use soft_cap::SoftCap;
-pub(crate) use soft_cap::check_cap;
+pub use embedding::*;
+pub use further_tokens::*;
+pub use loss::*;
+pub use loss_parallel::*;
+pub use pair_loss::*;
+pub use soft_cap::*;

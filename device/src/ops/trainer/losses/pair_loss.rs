@@ -1,6 +1,9 @@
 //! Losses of pairs of answers of which one is preferred.
 
-use crate::ops::{Control, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, tensors};
+mod host;
+
+use crate::cuda::{Grid, KernelFile, KernelOperation, Queue, fill, kernel_file, kernel_struct};
+use crate::ops::{Control, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The loss of a pair. `h` is the chosen answer's log-ratio less the rejected one's. The log-ratio of an answer is its
@@ -139,19 +142,52 @@ impl Operation for PairLoss {
         })?;
         ensure_elements(Self::NAME, "results", &self.results, samples * most * PairLoss::RESULTS)?;
         if let Some(references) = &self.references {
-            ensure_dtype(Self::NAME, "references", references, DType::F32)?;
-            ensure_elements(Self::NAME, "references", references, samples * most * PairLoss::RESULTS)?;
+            ensure_values(Self::NAME, "references", references, DType::F32, samples * most * PairLoss::RESULTS)?;
         }
         if let Some(MismatchedRewards { sum, control }) = &self.mismatched {
-            ensure_dtype(Self::NAME, "the sum of mismatched rewards", sum, DType::F32)?;
-            ensure_elements(Self::NAME, "the sum of mismatched rewards", sum, 1)?;
-            ensure_dtype(Self::NAME, "control", control, DType::U8)?;
-            ensure_elements(Self::NAME, "control", control, size_of::<Control>())?;
+            ensure_values(Self::NAME, "the sum of mismatched rewards", sum, DType::F32, 1)?;
+            ensure_values(Self::NAME, "control", control, DType::U8, size_of::<Control>())?;
         }
         let Some(weights) = &self.weights else { return Ok(()) };
-        ensure_dtype(Self::NAME, "weights", weights, DType::F32)?;
-        ensure_elements(Self::NAME, "weights", weights, losses)
+        ensure_values(Self::NAME, "weights", weights, DType::F32, losses)
     }
 
     tensors! { read losses, targets, pairs, references, mismatched; write results, weights }
+}
+
+kernel_struct! {
+    /// The struct of the same name in `kernels/losses/pair_loss.cu`; 0 is the null pointer.
+    PairLossArgs {
+        u64: losses, targets, pairs, references, mismatched, control, results, weights;
+        u32: tokens, most, kind;
+        f32: beta, label_smoothing, desirable, undesirable;
+        u32: padding;
+    }
+}
+
+/// Values of `kind`.
+const DPO: u32 = 0;
+const IPO: u32 = 1;
+const KTO: u32 = 2;
+
+impl KernelOperation for PairLoss {
+    const FILES: &'static [KernelFile] = &[kernel_file!("losses/pair_loss.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let [samples, tokens, most] = self.sizes();
+        let block = fill! {
+            PairLossArgs: self.{losses, targets, pairs, references, results, weights};
+            mismatched: self.mismatched.map(|of| of.sum), control: self.mismatched.map(|of| of.control), tokens, most,
+            kind: DPO, beta: self.preference.beta(), label_smoothing: 0.0, desirable: 0.0, undesirable: 0.0,
+            padding: 0u32
+        };
+        let block = match self.preference {
+            Preference::Sigmoid { label_smoothing, .. } => PairLossArgs { label_smoothing, ..block },
+            Preference::Ipo { .. } => PairLossArgs { kind: IPO, ..block },
+            Preference::Kto { desirable, undesirable, .. } => {
+                PairLossArgs { kind: KTO, desirable, undesirable, ..block }
+            }
+        };
+        queue.launch_block("pair_loss", Grid::line(samples * most, 256), &block)
+    }
 }

@@ -1,5 +1,8 @@
 //! Weights that lie in memory as codes of 4 or 8 bits, with a scale for each block of neighbours.
 
+mod host;
+
+use crate::cuda::{Arg, KernelFile, KernelOperation, Queue, kernel_file, over_packs};
 use crate::ops::{Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
 use crate::{DType, Result, Tensor, bf16};
 
@@ -7,7 +10,7 @@ use crate::{DType, Result, Tensor, bf16};
 pub const CODE_BLOCK: usize = 64;
 
 /// The values of the 16 codes of [`CodeForm::Nf4`], times the scale.
-pub const NF4_VALUES: [f32; 16] = [
+const NF4_VALUES: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,
@@ -161,4 +164,37 @@ impl Operation for CodesOfValues {
     }
 
     tensors! { read input; write codes, scales }
+}
+
+/// Values that a thread computes at a time; `VALUES` in `device/kernels/low_precision/codes.cu`.
+const VALUES: usize = 8;
+
+/// The name of a form in those of kernels.
+fn named(form: CodeForm) -> &'static str {
+    match form {
+        CodeForm::Nf4 => "nf4",
+        CodeForm::Int8 => "int8",
+    }
+}
+
+impl KernelOperation for CodedValues {
+    const FILES: &'static [KernelFile] = &[kernel_file!("low_precision/codes.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let packs = self.output.elements() / VALUES;
+        let arguments = [self.codes.into(), self.scales.into(), self.output.into(), Arg::U64(packs as u64)];
+        let kernel = format!("{}_values_{}", named(self.form), self.output.dtype);
+        queue.launch(&kernel, over_packs(packs, queue), &arguments)
+    }
+}
+
+impl KernelOperation for CodesOfValues {
+    const FILES: &'static [KernelFile] = &[kernel_file!("low_precision/codes.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let packs = self.input.elements() / VALUES;
+        let arguments = [self.input.into(), self.codes.into(), self.scales.into(), Arg::U64(packs as u64)];
+        let kernel = format!("{}_codes_{}", named(self.form), self.input.dtype);
+        queue.launch(&kernel, over_packs(packs, queue), &arguments)
+    }
 }

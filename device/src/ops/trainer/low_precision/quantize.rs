@@ -4,11 +4,15 @@
 //! 8-bit factors reads both along the rows. So a factor of several products has two copies: one in its own layout and a
 //! transposed one.
 
+pub(super) mod host;
+pub(super) mod launch;
+
 use std::iter::once;
 
 use crate::ops::trainer::norms::check_mean;
 use crate::ops::{
-    Accesses, ActivationKind, Gate, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+    Accesses, ActivationKind, Gate, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float,
+    ensure_values, tensors,
 };
 use crate::{DType, Result, Shape, Tensor};
 
@@ -215,8 +219,7 @@ impl QuantizeSource {
                 ensure_elements(op, "weight", weight, columns)?;
                 bias.map_or(Ok(()), |bias| ensure_elements(op, "bias", &bias, columns))?;
                 check_mean(op, *mean, rows)?;
-                ensure_dtype(op, "rstd", rstd, DType::F32)?;
-                ensure_elements(op, "rstd", rstd, rows)
+                ensure_values(op, "rstd", rstd, DType::F32, rows)
             }
             QuantizeSource::ActivationBackward { grad_output, .. } => {
                 ensure_elements(op, "grad_output", grad_output, rows * columns)
@@ -276,12 +279,10 @@ impl Operation for Quantize {
         }
         self.check_blocks(Self::NAME)?;
         if let Some(amax) = &self.amax {
-            ensure_dtype(Self::NAME, "amax", amax, DType::F32)?;
-            ensure_elements(Self::NAME, "amax", amax, 1)?;
+            ensure_values(Self::NAME, "amax", amax, DType::F32, 1)?;
         }
         if let Some(sums) = &self.sums {
-            ensure_dtype(Self::NAME, "sums", sums, DType::F32)?;
-            ensure_elements(Self::NAME, "sums", sums, columns)?;
+            ensure_values(Self::NAME, "sums", sums, DType::F32, columns)?;
         }
         Ok(())
     }
@@ -325,8 +326,7 @@ impl Operation for MakeScale {
     fn check(&self) -> Result<()> {
         self.source.check(Self::NAME)?;
         ensure(Self::NAME, self.dtype.is_fp8(), || format!("{} is no 8-bit floating type", self.dtype))?;
-        ensure_dtype(Self::NAME, "scale", &self.scale, DType::F32)?;
-        ensure_elements(Self::NAME, "scale", &self.scale, 1)
+        ensure_values(Self::NAME, "scale", &self.scale, DType::F32, 1)
     }
 
     fn accesses(&self) -> Accesses {
@@ -365,8 +365,7 @@ impl Operation for UpdateScales {
     fn check(&self) -> Result<()> {
         let n = self.amax.elements();
         for (name, tensor) in [("amax", self.amax), ("largest", self.largest), ("scale", self.scale)] {
-            ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
-            ensure_elements(Self::NAME, name, &tensor, n)?;
+            ensure_values(Self::NAME, name, &tensor, DType::F32, n)?;
         }
         ensure_dtype(Self::NAME, "history", &self.history, DType::F32)?;
         ensure(Self::NAME, self.history.shape.rows() == n && self.history.shape.last() > 0, || {

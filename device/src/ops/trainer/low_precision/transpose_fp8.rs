@@ -1,5 +1,8 @@
 //! The transposed copy of an 8-bit matrix.
 
+mod host;
+
+use crate::cuda::{Grid, KernelFile, KernelOperation, Queue, args, kernel_file};
 use crate::ops::{Operation, ensure, tensors};
 use crate::{Result, Tensor};
 
@@ -28,4 +31,20 @@ impl Operation for TransposeFp8 {
     }
 
     tensors! { read input; write output }
+}
+
+/// The sides of a tile of `kernels/low_precision/transpose_fp8.cu`.
+const TILE: usize = 128;
+
+impl KernelOperation for TransposeFp8 {
+    const FILES: &'static [KernelFile] = &[kernel_file!(Fp8, "low_precision/transpose_fp8.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (rows, columns) = (self.input.shape.rows(), self.input.shape.last());
+        let aligned = |address: u64, width: usize| address.is_multiple_of(16) && width.is_multiple_of(16);
+        let wide = aligned(self.input.address, columns) && aligned(self.output.address, rows);
+        let kernel = if wide { "transpose_fp8_wide" } else { "transpose_fp8" };
+        let grid = Grid::line(rows.div_ceil(TILE) * columns.div_ceil(TILE), 256);
+        queue.launch(kernel, grid, args! { self.input, self.output; U32: rows, columns })
+    }
 }

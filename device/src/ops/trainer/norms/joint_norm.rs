@@ -1,6 +1,14 @@
 //! Normalisation of queries and keys over all heads at once. Several ranks may share these heads.
 
-use crate::ops::{HasTensors, Operation, ensure, ensure_dtype, ensure_float, ensure_heads, ensure_shape, tensors};
+mod host;
+
+use crate::cuda::{
+    GpuProperties, Grid, KernelFile, KernelOperation, LoadWidth, Queue, THREADS, fill, kernel_file, kernel_struct,
+};
+use crate::ops::{
+    AttentionSizes, HasTensors, Operation, add_partial_at, ensure, ensure_dtype, ensure_float, ensure_heads,
+    ensure_shape, tensors,
+};
 use crate::{DType, Result, Tensor};
 
 /// For each row the sum over all channels of the query heads, and that of the key heads: of the squares, or with a `gradient`
@@ -162,5 +170,94 @@ impl Operation for JointNormBackward {
 
     tensors! {
         read input; update grad; read query_weight, key_weight, squares, products; add[accumulate] grad_query_weight, grad_key_weight
+    }
+}
+
+kernel_struct! {
+    /// `JointNorm` of `kernels/norms/joint_norm.cu`; 0 is the null pointer.
+    JointNormArgs {
+        u64: input, output, query_weight, key_weight, squares, products, partial, sums;
+        u32: rows, queries, keys, ranks;
+        f32: eps;
+        u32: reserved;
+    }
+}
+
+impl JointNormArgs {
+    /// The sizes of a packed tensor, and its address.
+    fn new(input: &Tensor, heads: usize, kv_heads: usize) -> JointNormArgs {
+        let sizes = AttentionSizes::new(input, heads, kv_heads);
+        JointNormArgs {
+            input: input.address,
+            rows: (sizes.batch * sizes.seq) as u32,
+            queries: (sizes.heads * sizes.dim) as u32,
+            keys: (sizes.kv_heads * sizes.dim) as u32,
+            ranks: 1,
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
+    /// How to load: vectors must not cross from queries to keys or from keys to values.
+    fn load(&self, tensors: impl IntoIterator<Item = Tensor> + Clone) -> LoadWidth {
+        let whole = |columns: u32| LoadWidth::of(columns as usize, tensors.clone()) == LoadWidth::Vector;
+        if whole(self.queries) && whole(self.keys) { LoadWidth::Vector } else { LoadWidth::Scalar }
+    }
+}
+
+impl KernelOperation for HeadSums {
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/joint_norm.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let mut block =
+            JointNormArgs { sums: self.sums.address, ..JointNormArgs::new(&self.input, self.heads, self.kv_heads) };
+        let mut tensors = vec![self.input];
+        if let Some(of) = self.gradient {
+            tensors.extend([of.grad, of.query_weight, of.key_weight]);
+            (block.output, block.query_weight, block.key_weight) =
+                (of.grad.address, of.query_weight.address, of.key_weight.address);
+        }
+        let grid = Grid::plane(block.rows as usize, 2, THREADS);
+        queue.launch_block(&block.load(tensors).kernel("head_sums", self.input.dtype), grid, &block)
+    }
+}
+
+impl KernelOperation for JointNorm {
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/joint_norm.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let block = fill! {
+            JointNormArgs: self.{output, query_weight, key_weight, squares, ranks, eps};
+            ..JointNormArgs::new(&self.input, self.heads, self.kv_heads)
+        };
+        let load = block.load([self.input, self.output, self.query_weight, self.key_weight]);
+        let blocks = (block.rows as usize).min(queue.multiprocessors() * 8);
+        queue.launch_block(&load.kernel("joint_norm", self.input.dtype), Grid::line(blocks, THREADS), &block)
+    }
+}
+
+/// Blocks of the backward on each multiprocessor. Each has a row of partial sums.
+const BACKWARD_BLOCKS: usize = 4;
+
+impl KernelOperation for JointNormBackward {
+    const FILES: &'static [KernelFile] = &[kernel_file!("norms/joint_norm.cu"), kernel_file!("columns.cu")];
+
+    /// First the rows, with partial sums of the weights' gradients, then the sum of those, in order.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let block = fill! {
+            JointNormArgs: self.{query_weight, key_weight, squares, products, ranks, eps}; output: self.grad,
+            partial: queue.scratch; ..JointNormArgs::new(&self.input, self.heads, self.kv_heads)
+        };
+        let load = block.load([self.input, self.grad, self.query_weight, self.key_weight]);
+        let blocks = (block.rows as usize).min(queue.multiprocessors() * BACKWARD_BLOCKS);
+        let grid = Grid::line(blocks, THREADS);
+        queue.launch_block(&load.kernel("joint_norm_backward", self.input.dtype), grid, &block)?;
+        let keys = queue.scratch + (blocks * block.queries as usize * DType::F32.size()) as u64;
+        add_partial_at(queue.scratch, blocks, self.grad_query_weight, self.accumulate, queue)?;
+        add_partial_at(keys, blocks, self.grad_key_weight, self.accumulate, queue)
+    }
+
+    fn scratch_bytes(&self, gpu: &GpuProperties) -> usize {
+        let columns = self.query_weight.elements() + self.key_weight.elements();
+        BACKWARD_BLOCKS * gpu.multiprocessors as usize * columns * DType::F32.size()
     }
 }

@@ -4,7 +4,6 @@ mod head_norm;
 mod joint_norm;
 mod norm;
 
-pub use head_norm::{HeadNorm, HeadNormBackward};
-pub use joint_norm::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
-pub(crate) use norm::check_mean;
-pub use norm::{Norm, NormBackward, NormKind, RowSums};
+pub use head_norm::*;
+pub use joint_norm::*;
+pub use norm::*;

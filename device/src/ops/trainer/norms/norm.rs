@@ -1,7 +1,13 @@
 //! Normalisation over the hidden axis, with the residual add before it.
 
-use crate::ops::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, tensors};
+mod host;
+mod launch;
+
+use crate::ops::{
+    Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape, ensure_values, tensors,
+};
 use crate::{DType, Result, Tensor};
+pub(crate) use launch::norm_parts;
 
 /// The kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +107,7 @@ impl Operation for Norm {
 /// A LayerNorm's means are f32, one a row.
 pub(crate) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) -> Result<()> {
     let Some(mean) = mean else { return Ok(()) };
-    ensure_dtype(op, "mean", &mean, DType::F32)?;
-    ensure_elements(op, "mean", &mean, rows)
+    ensure_values(op, "mean", &mean, DType::F32, rows)
 }
 
 /// The sums over rows that a [`NormBackward`] leaves parts of.

@@ -1,9 +1,14 @@
 //! Matrix product.
 
+mod host;
+#[cfg(feature = "cuda")]
+mod launch;
+
 use std::iter::once;
 
 use crate::ops::{
-    Accesses, Fp8Matrix, HasTensors, Operation, Scale, ensure, ensure_dtype, ensure_elements, ensure_float, tensors,
+    Accesses, Fp8Matrix, HasTensors, Operation, Scale, ensure, ensure_dtype, ensure_elements, ensure_float,
+    ensure_values, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -296,14 +301,12 @@ impl Operation for Gemm {
             Epilogue::Bias(bias) => ensure_elements(Self::NAME, "bias", &bias, n),
             Epilogue::BiasGelu { bias, pre } => {
                 ensure_elements(Self::NAME, "bias", &bias, n)?;
-                ensure_dtype(Self::NAME, "pre", &pre, self.out.dtype)?;
-                ensure_elements(Self::NAME, "pre", &pre, m * n)
+                ensure_values(Self::NAME, "pre", &pre, self.out.dtype, m * n)
             }
             Epilogue::GeluBackward { pre, activated } => {
                 ensure_elements(Self::NAME, "pre", &pre, m * n)?;
                 let Some(activated) = activated else { return Ok(()) };
-                ensure_dtype(Self::NAME, "activated", &activated, self.out.dtype)?;
-                ensure_elements(Self::NAME, "activated", &activated, m * n)
+                ensure_values(Self::NAME, "activated", &activated, self.out.dtype, m * n)
             }
         }
     }

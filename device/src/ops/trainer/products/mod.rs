@@ -4,7 +4,6 @@ mod activation;
 mod dropout;
 mod gemm;
 
-pub use activation::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
-pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
-pub(crate) use gemm::MatrixPlace;
-pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
+pub use activation::*;
+pub use dropout::*;
+pub use gemm::*;

@@ -1,6 +1,9 @@
 //! Scalars that the host gives to a step: small blocks written by value, so that no graph holds a host scalar.
 
-use crate::ops::{Operation, ensure_dtype, ensure_elements, tensors};
+mod host;
+
+use crate::cuda::{Arg, Grid, KernelFile, KernelOperation, Queue, args, kernel_file, kernel_struct};
+use crate::ops::{Operation, ensure_elements, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// The control block of a step, as it lies in device memory.
@@ -99,8 +102,7 @@ impl Operation for WriteControl {
     const NAME: &'static str = "write_control";
 
     fn check(&self) -> Result<()> {
-        ensure_dtype(Self::NAME, "control", &self.control, DType::U8)?;
-        ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())
+        ensure_values(Self::NAME, "control", &self.control, DType::U8, size_of::<Control>())
     }
 
     tensors! { write control }
@@ -127,8 +129,7 @@ impl Operation for WriteSampleRecord {
 
     fn check(&self) -> Result<()> {
         ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())?;
-        ensure_dtype(Self::NAME, "record", &self.record, DType::U8)?;
-        ensure_elements(Self::NAME, "record", &self.record, size_of::<SampleRecord>())
+        ensure_values(Self::NAME, "record", &self.record, DType::U8, size_of::<SampleRecord>())
     }
 
     tensors! { read control; write record }
@@ -136,5 +137,37 @@ impl Operation for WriteSampleRecord {
     /// A step's scalars do not count.
     fn bytes(&self) -> f64 {
         0.0
+    }
+}
+
+kernel_struct! {
+    /// `WriteControl` of `kernels/updates/control.cu`.
+    WriteControlArgs {
+        u64: control;
+        Control: value;
+    }
+}
+
+impl KernelOperation for WriteControl {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/control.cu")];
+
+    /// A kernel does it, and not the stream itself (`cuStreamBatchMemOp`): after a copy to the host the
+    /// driver has the stream write where such copies wait for each other, behind a checkpoint's:
+    /// `bench/results/2026-11-27-saves-and-starts-on-a-gpu.md`.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let block = WriteControlArgs { control: self.control.address, value: self.value };
+        queue.launch_block("write_control", Grid::line(1, 1), &block)
+    }
+}
+
+impl KernelOperation for WriteSampleRecord {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/control.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        queue.launch(
+            "write_sample_record",
+            Grid::line(1, 1),
+            args! { self.control, Arg::U64(self.offset), self.record },
+        )
     }
 }

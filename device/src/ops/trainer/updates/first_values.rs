@@ -1,6 +1,9 @@
 //! The values that a parameter begins with.
 
-use crate::ops::{Operation, ensure, ensure_apart, ensure_dtype, ensure_elements, ensure_float, tensors};
+mod host;
+
+use crate::cuda::{Arg, KernelFile, KernelOperation, Queue, kernel_file, over_packs};
+use crate::ops::{Operation, ensure, ensure_apart, ensure_dtype, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// How a parameter's first values are distributed.
@@ -66,10 +69,33 @@ impl Operation for FirstValues {
         if !has_remainders {
             ensure_dtype(Self::NAME, "output", &self.output, DType::F32)?;
         }
-        ensure_dtype(Self::NAME, "rounded", rounded, DType::Bf16)?;
-        ensure_elements(Self::NAME, "rounded", rounded, self.output.elements())?;
+        ensure_values(Self::NAME, "rounded", rounded, DType::Bf16, self.output.elements())?;
         ensure_apart(Self::NAME, ("output", &self.output), rounded)
     }
 
     tensors! { write output, rounded }
+}
+
+impl KernelOperation for FirstValues {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/first_values.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let count = self.output.elements();
+        let (output, remainders, rounded) = match self.output.dtype {
+            DType::F32 => (Some(self.output), None, self.rounded),
+            DType::U16 => (None, Some(self.output), self.rounded),
+            _ => (None, None, Some(self.output)),
+        };
+        let (distribution, scale) = match self.distribution {
+            Distribution::Uniform(bound) => (0, bound),
+            Distribution::Normal(std) => (1, std),
+            Distribution::Constant(value) => (2, value),
+        };
+        let sizes =
+            [count as u64, self.seed, self.stream, self.first, self.row as u64, self.pitch as u64].map(Arg::U64);
+        let arguments =
+            [&[output, remainders, rounded].map(Arg::from)[..], &sizes, &[Arg::U32(distribution), Arg::F32(scale)]]
+                .concat();
+        queue.launch("first_values", over_packs(count, queue), &arguments)
+    }
 }

@@ -1,9 +1,13 @@
 //! Muon's operations beside matrix products: momentum, blocks of matrices, a polynomial of a matrix, and the update.
 
+mod host;
+
 use std::sync::Arc;
 
+use super::parameters::{Args, Tensors, launch};
 use super::update::check_parameter;
-use crate::ops::{Accesses, HasTensors, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, tensors};
+use crate::cuda::{Arg, KernelFile, KernelOperation, LoadWidth, Queue, args, kernel_file, over_packs, over_rows};
+use crate::ops::{Accesses, HasTensors, Operation, ensure, ensure_float, ensure_values, tensors};
 use crate::{DType, Result, Tensor};
 
 /// A gradient and its momentum, f32, of the same number of elements.
@@ -68,6 +72,14 @@ impl Corner {
     pub fn first(matrix: Tensor) -> Corner {
         Corner { matrix, row: 0, column: 0 }
     }
+
+    /// The corner's address, and the width of its matrix in vectors of so many values, as kernels take them.
+    pub(crate) fn args(&self, values: usize) -> [Arg; 2] {
+        let Corner { matrix, row, column } = *self;
+        let first = row * matrix.shape.last() + column;
+        let address = matrix.address + (first * matrix.dtype.size()) as u64;
+        [Arg::Pointer(address), Arg::U64((matrix.shape.last() / values) as u64)]
+    }
 }
 
 /// `to = from * factor / max(norm, 1e-7)`, for parts of `(rows, columns)`; the rest of `to`'s matrix keeps its values. `norm`
@@ -101,8 +113,7 @@ impl Operation for ScaleBlock {
             })?;
         }
         let Some(square_sum) = self.square_sum else { return Ok(()) };
-        ensure_dtype(Self::NAME, "square_sum", &square_sum, DType::F32)?;
-        ensure_elements(Self::NAME, "square_sum", &square_sum, 1)
+        ensure_values(Self::NAME, "square_sum", &square_sum, DType::F32, 1)
     }
 
     fn accesses(&self) -> Accesses {
@@ -134,8 +145,7 @@ impl Operation for MatrixPolynomial {
         let n = self.x.shape.last();
         ensure_float(Self::NAME, &[("x", self.x)])?;
         for (name, tensor) in [("x", self.x), ("square", self.square), ("output", self.output)] {
-            ensure_dtype(Self::NAME, name, &tensor, self.x.dtype)?;
-            ensure_elements(Self::NAME, name, &tensor, n * n)?;
+            ensure_values(Self::NAME, name, &tensor, self.x.dtype, n * n)?;
         }
         Ok(())
     }
@@ -199,4 +209,78 @@ impl Operation for DecayedStep {
     }
 
     tensors! { tensors, control, status }
+}
+
+impl KernelOperation for ScaleBlock {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/muon.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        if let Some(values) = values_of_vectors(self) {
+            let columns = self.columns / values;
+            let ([from, from_width], [to, to_width]) = (self.from.args(values), self.to.args(values));
+            let arguments = args! { from, from_width, to, to_width; U32: self.rows, columns };
+            return queue.launch("copy_block_words", over_rows(self.rows, columns, queue), arguments);
+        }
+        let kernel = format!("scale_block_{}_{}", self.from.matrix.dtype, self.to.matrix.dtype);
+        let ([from, from_width], [to, to_width]) = (self.from.args(1), self.to.args(1));
+        let [rows, columns] = [self.rows, self.columns].map(|size| Arg::U32(size as u32));
+        let arguments = args! { from, from_width, to, to_width, rows, columns, Arg::F32(self.factor), self.square_sum };
+        queue.launch(&kernel, over_rows(self.rows, self.columns, queue), arguments)
+    }
+}
+
+/// The values of a vector, if the block is copied as it is and its rows are whole vectors.
+fn values_of_vectors(op: &ScaleBlock) -> Option<usize> {
+    let (from, to) = (op.from.matrix, op.to.matrix);
+    let is_copy = op.factor == 1.0 && op.square_sum.is_none() && from.dtype == to.dtype;
+    let values = LoadWidth::Vector.values(from.dtype);
+    let sizes = [from.shape.last(), to.shape.last(), op.from.column, op.to.column, op.columns];
+    let aligned = [from, to].iter().all(|matrix| matrix.address.is_multiple_of(16));
+    (is_copy && aligned && sizes.iter().all(|size| size.is_multiple_of(values))).then_some(values)
+}
+
+impl KernelOperation for MatrixPolynomial {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/muon.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let (n, dtype, [a, b, c]) = (self.x.shape.last(), self.x.dtype, self.coefficients);
+        let load = LoadWidth::of(n, [self.x, self.square, self.output]);
+        let arguments = args! { self.x, self.square, self.output; U64: n; F32: a, b, c };
+        queue.launch(&load.kernel("matrix_polynomial", dtype), over_packs(n * n / load.values(dtype), queue), arguments)
+    }
+}
+
+impl KernelOperation for NesterovMomentum {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
+
+    /// The kernel has no master weights, only the gradient that it rewrites.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let tensors = self.tensors.iter().map(|each| Tensors {
+            master: each.grad,
+            compute: None,
+            grad: each.grad,
+            state: std::slice::from_ref(&each.momentum),
+            weight_decay: 0.0,
+            lr_multiplier: 0.0,
+        });
+        let args = Args { status: self.status.address, beta1: self.beta, ..bytemuck::Zeroable::zeroed() };
+        launch("nesterov_momentum", tensors, args, queue)
+    }
+}
+
+impl KernelOperation for DecayedStep {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
+
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let tensors = self.tensors.iter().map(|each| Tensors {
+            master: each.master,
+            compute: each.compute,
+            grad: each.direction,
+            state: &[],
+            weight_decay: each.weight_decay,
+            lr_multiplier: each.lr_multiplier,
+        });
+        let args = Args { control: self.control.address, status: self.status.address, ..bytemuck::Zeroable::zeroed() };
+        launch("decayed_step", tensors, args, queue)
+    }
 }

@@ -1,5 +1,5 @@
 //! The rules by which optimizers update weights, and the state that each keeps. To add one: a variant here, its
-//! arithmetic in `host/trainer/updates/update.rs` and in `kernels/updates/optimizer.cu`, and a trial in
+//! arithmetic in `ops/trainer/updates/update/host.rs` and in `kernels/updates/optimizer.cu`, and a trial in
 //! `trials/updates.rs`.
 
 /// How an element of a parameter is updated from its gradient `g` and its state, with `lr` the learning rate of the

@@ -1,10 +1,14 @@
 //! The update of weights by a rule, over all parameters at once.
 
+mod host;
+
 use std::sync::Arc;
 
+use super::parameters::{Args, Tensors, launch};
+use crate::cuda::{KernelFile, KernelOperation, Queue, fill, kernel_file};
 use crate::ops::{
     Accesses, HasTensors, Operation, Rule, RuleState, StateValues, ensure, ensure_dtype, ensure_elements, ensure_float,
-    tensors,
+    ensure_values, tensors,
 };
 use crate::{DType, Result, Tensor};
 
@@ -131,12 +135,30 @@ pub(super) fn check_parameter(
     (grad_name, grad): (&str, &Tensor),
     compute: Option<&Tensor>,
 ) -> Result<()> {
-    ensure_dtype(op, grad_name, grad, DType::F32)?;
-    ensure_elements(op, grad_name, grad, master.elements())?;
+    ensure_values(op, grad_name, grad, DType::F32, master.elements())?;
     check_master(op, master, compute)
 }
 
 fn check_master(op: &'static str, master: &Tensor, compute: Option<&Tensor>) -> Result<()> {
     ensure_dtype(op, "master", master, DType::F32)?;
     compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", compute, master.elements()))
+}
+
+impl KernelOperation for Update {
+    const FILES: &'static [KernelFile] = &[kernel_file!("updates/optimizer.cu")];
+
+    /// The kernel has the rule's name.
+    fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        let tensors = self.tensors.iter().map(|each| Tensors {
+            master: each.master,
+            compute: each.compute,
+            grad: each.grad,
+            state: &each.state,
+            weight_decay: each.weight_decay,
+            lr_multiplier: each.lr_multiplier,
+        });
+        let [beta1, beta2, eps] = self.rule.constants();
+        let args = fill! { Args: self.{control, status}; beta1, beta2, eps; ..bytemuck::Zeroable::zeroed() };
+        launch(self.rule.name(), tensors, args, queue)
+    }
 }

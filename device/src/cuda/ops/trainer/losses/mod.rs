@@ -1,8 +1,0 @@
-//! Embeddings, and the losses of tokens and of pairs of answers.
-
-mod embedding;
-mod further_tokens;
-mod loss;
-mod loss_parallel;
-mod pair_loss;
-mod soft_cap;

@@ -1,7 +1,0 @@
-//! Norms of rows and of heads.
-
-mod head_norm;
-mod joint_norm;
-mod norm;
-
-pub(crate) use norm::norm_parts;

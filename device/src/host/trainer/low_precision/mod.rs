@@ -1,7 +1,0 @@
-//! Numbers of 8 and 4 bits: copies for products, and codes of weights.
-
-mod codes;
-mod quantize;
-mod quantize_blocks;
-mod quantize_counts;
-mod transpose_fp8;
