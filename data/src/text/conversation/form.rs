@@ -85,14 +85,14 @@ impl ChatForm {
         messages ([{\"role\": ..., \"content\": ...}, ...]); without `prompt` it is what both answers begin with";
 
     /// All fields of pairs.
-    pub(crate) const FIELDS_OF_PAIRS: [&'static str; 4] = ["prompt", "chosen", "rejected", "tools"];
+    pub(crate) const FIELDS_OF_PAIRS: &str = "prompt chosen rejected tools";
 
     /// What a record needs to be an answer with a label, for rules.
     pub(crate) const RULE_OF_LABELLED: &'static str = "an answer with a label is `prompt` and `completion`, both texts or \
         both lists of messages ([{\"role\": ..., \"content\": ...}, ...]), and `label`, true or false";
 
     /// All fields of answers with a label.
-    pub(crate) const FIELDS_OF_LABELLED: [&'static str; 4] = ["prompt", "completion", "label", "tools"];
+    pub(crate) const FIELDS_OF_LABELLED: &str = "prompt completion label tools";
 
     /// What a record needs to be a conversation, for rules.
     pub(crate) const RULE: &'static str = "a conversation is `messages` ([{\"role\": ..., \"content\": ...}, ...]), \
@@ -100,19 +100,8 @@ impl ChatForm {
         `instruction`, `input` and `output` (as Alpaca has it)";
 
     /// All fields of all forms.
-    pub(crate) const FIELDS: [&'static str; 11] = [
-        "messages",
-        "conversations",
-        "prompt",
-        "completion",
-        "instruction",
-        "input",
-        "output",
-        "history",
-        "system",
-        "tools",
-        "weight",
-    ];
+    pub(crate) const FIELDS: &str =
+        "messages conversations prompt completion instruction input output history system tools weight";
 
     /// Whether a record with these fields is a pair of answers.
     pub(crate) fn is_pair(fields: &[String]) -> bool {

@@ -39,20 +39,8 @@ struct Line {
 
 impl Question {
     /// All fields that are read.
-    pub(crate) const FIELDS: [&'static str; 12] = [
-        "activity_label",
-        "ctx_a",
-        "ctx_b",
-        "ctx",
-        "context",
-        "question",
-        "query",
-        "endings",
-        "choices",
-        "label",
-        "gold",
-        "answer",
-    ];
+    pub(crate) const FIELDS: &str =
+        "activity_label ctx_a ctx_b ctx context question query endings choices label gold answer";
 
     /// What makes a record a question.
     pub(crate) const RULE: &'static str = "each line is {\"ctx\": ..., \"endings\": [...], \"label\": n} as in HellaSwag, or \

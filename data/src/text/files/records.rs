@@ -62,14 +62,15 @@ impl<'k> Records<'k> {
     }
 
     /// The fields that are read of a record that is no document.
-    pub(crate) fn fields(self) -> &'static [&'static str] {
-        match self {
-            Records::Documents(_) => &[],
-            Records::Conversations => &ChatForm::FIELDS,
-            Records::Pairs => &ChatForm::FIELDS_OF_PAIRS,
-            Records::Labelled => &ChatForm::FIELDS_OF_LABELLED,
-            Records::Questions => &Question::FIELDS,
-        }
+    pub(crate) fn fields(self) -> Vec<&'static str> {
+        let names = match self {
+            Records::Documents(_) => "",
+            Records::Conversations => ChatForm::FIELDS,
+            Records::Pairs => ChatForm::FIELDS_OF_PAIRS,
+            Records::Labelled => ChatForm::FIELDS_OF_LABELLED,
+            Records::Questions => Question::FIELDS,
+        };
+        names.split_whitespace().collect()
     }
 }
 
