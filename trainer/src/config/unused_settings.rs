@@ -11,7 +11,7 @@ use toml::Value;
 
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
-use crate::config::{ConfigSources, DecayStyle, ModelKind, PositionEmbedding, RunConfig};
+use crate::config::{ConfigSources, DecayStyle, ModelKind, OwnSettings, PositionEmbedding, RunConfig};
 
 use When::{Is, Not, Off, Unread};
 
@@ -189,9 +189,20 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         notices.push(format!("{key} = {value} has no effect: it is for model.kind = \"{other_kind}\""));
     }
     if !is_bench {
+        // Receivers of metrics are made later, and may read some.
+        notices.extend(unread_own(config).filter(|_| config.own.texts("metrics").is_empty()));
         notices.extend(short_runs(plan));
     }
     notices
+}
+
+/// One line for each option of the program's that is set, and that nothing which the run has chosen reads.
+pub fn unread_own(config: &RunConfig) -> impl Iterator<Item = String> {
+    let is_read = |name: &str| name == "metrics" || OwnSettings::is_read(name);
+    let unread = changed(config, &ConfigSources::default()).into_iter();
+    unread.filter(move |(key, _)| key.strip_prefix("own.").is_some_and(|name| !is_read(name))).map(|(key, value)| {
+        format!("{key} = {} has no effect: nothing of the program's that the run has reads it", shown(&value))
+    })
 }
 
 /// One line for each part of a schedule that the run is too short for.
