@@ -17,25 +17,16 @@ const LONGEST: u64 = 100_000_000;
 /// Most axes of a tensor.
 pub(super) const MOST_AXES: usize = 8;
 
-/// Types of values, with the bits of each, as the safetensors library has them.
-const TYPES: [(&str, u64); 16] = [
-    ("BOOL", 8),
-    ("U8", 8),
-    ("I8", 8),
-    ("F8_E5M2", 8),
-    ("F8_E4M3", 8),
-    ("F8_E8M0", 8),
-    ("I16", 16),
-    ("U16", 16),
-    ("F16", 16),
-    ("BF16", 16),
-    ("I32", 32),
-    ("U32", 32),
-    ("F32", 32),
-    ("F64", 64),
-    ("I64", 64),
-    ("U64", 64),
-];
+/// Bits of a value of a type, as the safetensors library has them; `None` for an unknown type.
+fn bits(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(8),
+        "I16" | "U16" | "F16" | "BF16" => Some(16),
+        "I32" | "U32" | "F32" => Some(32),
+        "F64" | "I64" | "U64" => Some(64),
+        _ => None,
+    }
+}
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -100,9 +91,8 @@ fn lie_end_to_end(tensors: &BTreeMap<String, TensorHeader>, bytes: u64) -> Resul
             return Err(format!("has `{name}` with {} axes", shape.len()));
         }
         // Of an unknown type the shape says nothing. Such a tensor cannot be read either.
-        let bits = TYPES.iter().find(|(known, _)| known == dtype).map(|(_, bits)| *bits);
         let elements = shape.iter().try_fold(1u64, |all, &size| all.checked_mul(size as u64));
-        let wanted = bits.map(|bits| elements.and_then(|elements| elements.checked_mul(bits / 8)));
+        let wanted = bits(dtype).map(|bits| elements.and_then(|elements| elements.checked_mul(bits / 8)));
         if wanted.is_some_and(|wanted| wanted != Some(end - begin)) {
             return Err(format!("has `{name}` with shape {shape:?} of {dtype} in {} bytes", end - begin));
         }

@@ -20,13 +20,7 @@ mod sections;
 mod sources;
 pub mod unused_settings;
 
-pub use choices::{
-    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
-    ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype,
-    NormPlacement, Normalization, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
-    RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
-    TokenDropPolicy, VerifyMemory,
-};
+pub use choices::*;
 pub use optimizers::{OptimizerChoice, OwnOptimizer};
 pub use options::{
     CheckpointConfig, CudaGraphConfig, DpoConfig, LoggingConfig, ModelConfig, OffloadConfig, OptimizerConfig,

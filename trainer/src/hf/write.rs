@@ -7,14 +7,14 @@ use std::path::Path;
 
 use common::UserError;
 
-use super::names::{Entry, Part};
+use super::names::{Entry, TensorRows};
 use crate::checkpoint::DataType;
 use crate::error::RunError;
 
 /// A tensor to write: a part of an entry.
 struct Target<'e> {
     entry: usize,
-    part: &'e Part,
+    part: &'e TensorRows,
     shape: Vec<usize>,
 }
 
