@@ -1,4 +1,4 @@
-//! The header of a safetensors file, read and checked: the file's tensors and their places.
+//! The header of a safetensors file, written, or read and checked: the file's tensors and their places.
 //!
 //! The format: 8 bytes with the length of the header, the header as JSON, then the values of all tensors end to end. See
 //! <https://huggingface.co/docs/safetensors>.
@@ -8,8 +8,12 @@ use std::fmt::Formatter;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+
+use super::data_type::DataType;
 
 /// The format's own limit on the length of headers.
 const LONGEST: u64 = 100_000_000;
@@ -26,6 +30,30 @@ fn bits(dtype: &str) -> Option<u64> {
         "F64" | "I64" | "U64" => Some(64),
         _ => None,
     }
+}
+
+/// The beginning of a file of these tensors, each with its name, type and shape: all but the values.
+pub(crate) fn beginning(tensors: impl Iterator<Item = (String, DataType, Vec<usize>)>) -> Vec<u8> {
+    let mut end = 0;
+    let info = |(name, dtype, shape): (String, DataType, Vec<usize>)| {
+        let start = end;
+        end += shape.iter().product::<usize>() * dtype.size();
+        let dtype = match dtype {
+            DataType::F32 => Dtype::F32,
+            DataType::F16 => Dtype::F16,
+            DataType::Bf16 => Dtype::BF16,
+        };
+        (name, TensorInfo { dtype, shape, data_offsets: (start, end) })
+    };
+    // Hugging Face's readers ask for the library that has this layout.
+    let library = [("format".to_string(), "pt".to_string())].into();
+    let metadata = Metadata::new(Some(library), tensors.map(info).collect())
+        .unwrap_or_else(|error| unreachable!("offsets follow from shapes: {error}"));
+    let text = serde_json::to_vec(&metadata).unwrap_or_else(|error| unreachable!("names are text: {error}"));
+    let mut header = (text.len().next_multiple_of(8) as u64).to_le_bytes().to_vec();
+    header.extend(&text);
+    header.resize(header.len().next_multiple_of(8), b' ');
+    header
 }
 
 /// A tensor of a file.

@@ -60,7 +60,7 @@ pub use data_type::DataType;
 pub use file::{KeptFile, SourceFile};
 pub(crate) use folder::newest_in;
 pub use folder::{list, named, named_tokenizer};
-pub(crate) use header::{FileHeader, TensorHeader};
+pub(crate) use header::{FileHeader, TensorHeader, beginning};
 pub(crate) use in_memory::{MOST_STATES, states_to_come};
 pub use in_memory::{copy_newest_state, state_folder};
 pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
