@@ -190,7 +190,7 @@ impl Accuracy {
 
 /// The question of a line, with its number, and its endings as rows.
 fn asked(segment: &Segment, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Question, Vec<Row>), UserError> {
-    let (name, rule) = (segment.path.display(), Question::RULE);
+    let (name, rule) = (segment.path.display(), Records::Questions.rule());
     let Some(place) = segment.place else {
         let what = format!("{name} has no JSON lines");
         return Err(UserError::new(what, rule, "name a .jsonl file with questions"));

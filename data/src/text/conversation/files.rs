@@ -176,7 +176,7 @@ fn encoded(
     let found = form_of(segment, records)?;
     if found != form {
         return Err(UserError::new(
-            format!("{} is {}, and {first} is {}", segment.name(), found.name(), form.name()),
+            format!("{} is {found}, and {first} is {form}", segment.name()),
             "the records of a data set have one form",
             "name the files of one form, or blend the others as data sets of their own: --data-path 0.5 A 0.5 B",
         ));
