@@ -33,33 +33,24 @@ pub struct DataConfig {
     pub seed: u64,
 }
 
-/// What the records of text are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordKind {
-    /// Documents: every token is learned.
-    Documents,
-    /// Conversations: answers are learned.
-    Conversations,
-    /// Pairs of answers: the model learns to prefer the chosen one.
-    Pairs,
-    /// Answers with a label: the model learns to give those that are desirable, and not to give others.
-    Labelled,
+common::choice! {
+    /// What the records of text are, with the word for one in messages.
+    pub enum RecordKind {
+        /// Documents: every token is learned.
+        Documents = "document",
+        /// Conversations: answers are learned.
+        Conversations = "conversation",
+        /// Pairs of answers: the model learns to prefer the chosen one.
+        Pairs = "pair",
+        /// Answers with a label: the model learns to give those that are desirable, and not to give others.
+        Labelled = "answer",
+    }
 }
 
 impl RecordKind {
     /// Whether the model learns from judged answers, compared with the model that it was.
     pub fn is_judged(self) -> bool {
         matches!(self, RecordKind::Pairs | RecordKind::Labelled)
-    }
-
-    /// The word for a record in messages.
-    pub fn unit(self) -> &'static str {
-        match self {
-            RecordKind::Documents => "document",
-            RecordKind::Conversations => "conversation",
-            RecordKind::Pairs => "pair",
-            RecordKind::Labelled => "answer",
-        }
     }
 
     /// The option that says that records are of this kind, without dashes; that of conversations for documents.

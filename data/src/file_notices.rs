@@ -3,76 +3,48 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use common::choice;
 use common::format::counted;
 
-/// A statement about files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Told {
-    /// Files are trained on, because their names say so.
-    TrainedOn,
-    /// Files are trained on, because the user named each, and their names say that they are for validation or tests.
-    TrainedOnAnyway,
-    /// Files are validated on, because their names say so.
-    ValidatedOn,
-    /// Files are evaluated on, because their names say so.
-    EvaluatedOn,
-    /// The files are training data, and the purpose is another.
-    Train,
-    /// The files are validation data, and the purpose is another.
-    Validation,
-    /// The files are test data.
-    Test,
-    /// The files' folder has files with names of splits, and these have none.
-    BesideSplits,
-    /// The files are not text.
-    NotText,
-    /// The files are text, and other files of the folder have records: descriptions, licences.
-    BesideRecords,
-    /// Files of text or records whose folder has token files.
-    BesideTokens,
-    /// Files that begin with a mark of the byte order.
-    Marked,
-}
-
-/// Why documents are left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum NoDocument {
-    /// Documents without a token.
-    Empty,
-    /// The text of the record is `null`, or missing in its row.
-    Null,
-}
-
-impl NoDocument {
-    fn words(self) -> &'static str {
-        match self {
-            NoDocument::Empty => "their text is empty",
-            NoDocument::Null => "their text is null",
-        }
+choice! {
+    /// A statement about files.
+    #[derive(PartialOrd, Ord)]
+    pub enum Told {
+        /// Files are trained on, because their names say so.
+        TrainedOn = "to train on, named as training data",
+        /// Files are trained on, because the user named each, and their names say that they are for validation or tests.
+        TrainedOnAnyway = "to train on, because data.path names them, though named as validation or test data",
+        /// Files are validated on, because their names say so.
+        ValidatedOn = "to validate on in place of data.split, named as validation data",
+        /// Files are evaluated on, because their names say so.
+        EvaluatedOn = "to evaluate on, named as validation data",
+        /// The files are training data, and the purpose is another.
+        Train = "left out, named as training data",
+        /// The files are validation data, and the purpose is another.
+        Validation = "left out, named as validation data",
+        /// The files are test data.
+        Test = "left out, named as test data",
+        /// The files' folder has files with names of splits, and these have none.
+        BesideSplits = "left out, beside files named as training data and as validation or test data (files that you name are read)",
+        /// The files are not text.
+        NotText = "left out, because neither UTF-8 text nor JSON lines",
+        /// The files are text, and other files of the folder have records: descriptions, licences.
+        BesideRecords = "left out, because their folder has JSON lines or Parquet files, and these are not",
+        /// Files of text or records whose folder has token files.
+        BesideTokens = "left out, because their folder has token files (files that you name are read)",
+        /// Files that begin with a mark of the byte order.
+        Marked = "read without the byte-order mark at the begin",
     }
 }
 
-impl Told {
-    /// The rest of a notice, after the number of files.
-    fn words(self) -> &'static str {
-        match self {
-            Told::TrainedOn => "to train on, named as training data",
-            Told::TrainedOnAnyway => {
-                "to train on, because data.path names them, though named as validation or test data"
-            }
-            Told::ValidatedOn => "to validate on in place of data.split, named as validation data",
-            Told::EvaluatedOn => "to evaluate on, named as validation data",
-            Told::Train => "left out, named as training data",
-            Told::Validation => "left out, named as validation data",
-            Told::Test => "left out, named as test data",
-            Told::BesideSplits => {
-                "left out, beside files named as training data and as validation or test data (files that you name are read)"
-            }
-            Told::NotText => "left out, because neither UTF-8 text nor JSON lines",
-            Told::BesideRecords => "left out, because their folder has JSON lines or Parquet files, and these are not",
-            Told::BesideTokens => "left out, because their folder has token files (files that you name are read)",
-            Told::Marked => "read without the byte-order mark at the begin",
-        }
+choice! {
+    /// Why documents are left out.
+    #[derive(PartialOrd, Ord)]
+    pub enum NoDocument {
+        /// Documents without a token.
+        Empty = "their text is empty",
+        /// The text of the record is `null`, or missing in its row.
+        Null = "their text is null",
     }
 }
 
@@ -115,10 +87,10 @@ impl FileNotices {
                 more => format!(" and {more} more"),
             };
             let count = counted(files.len(), "file");
-            (!files.is_empty()).then(|| format!("{count} {}: {}{more}", told.words(), named.join(", ")))
+            (!files.is_empty()).then(|| format!("{count} {told}: {}{more}", named.join(", ")))
         };
         let documents = self.documents.into_iter().map(|(why, (count, first))| {
-            format!("{} left out, because {}; the first is {first}", counted(count as usize, "document"), why.words())
+            format!("{} left out, because {why}; the first is {first}", counted(count as usize, "document"))
         });
         self.files.into_iter().filter_map(line).chain(documents).collect()
     }

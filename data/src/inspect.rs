@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use common::escape::one_line;
 use common::format::{bytes, count, counted};
-use common::{Stop, UserError};
+use common::{Choice, Stop, UserError};
 
 use crate::config::{RawTokens, RecordKind};
 use crate::error::DataError;
@@ -83,7 +83,7 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
         total.add(of_path);
     }
     if paths.len() > 1 {
-        report += &total.describe(request.kind.unit());
+        report += &total.describe(request.kind.word());
     }
     Ok(report)
 }
@@ -315,7 +315,7 @@ fn conversations(
     let summary = format!(
         "{path}: {}, {} tokens; the loss is on {} of them, which stand between » and «\n  lengths: half have up to {} tokens, \
          90 % up to {}, the longest has {}\n  tokenizer: {name}\n{notices}{shown}",
-        counted(all, request.kind.unit()),
+        counted(all, request.kind.word()),
         count(tokens as f64),
         count(counted_tokens as f64),
         at(50),

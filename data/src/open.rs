@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use common::UserError;
 use common::format::{count, counted};
+use common::{Choice, UserError};
 
 use crate::config::{DataConfig, RecordKind};
 use crate::file_notices::{FileNotices, Told};
@@ -355,7 +355,7 @@ impl<'d> Reader<'d> {
         let ReadConversations { form, notices, lost } = read;
         self.of_files.extend(notices);
         if all.counts.targets == 0 {
-            let of = counted(all.counts.read as usize, kind.unit());
+            let of = counted(all.counts.read as usize, kind.word());
             return Err(match all.counts.needed {
                 0 => UserError::new(
                     format!("{key} = `{name}` has {of}, and no answer that is learned"),

@@ -1,5 +1,7 @@
 //! The rank of this process, from the environment variables of the program that started it.
 
+use common::UserError;
+
 /// This process among the ranks of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnv {
@@ -25,22 +27,6 @@ pub enum Launcher {
     /// Slurm's srun.
     Slurm,
 }
-
-/// Variables of a launcher that contradict each other, or of a launcher that cannot start ranks of the trainer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaunchError {
-    problem: String,
-    rule: &'static str,
-    fix: &'static str,
-}
-
-impl std::fmt::Display for LaunchError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "environment variable {}. Rule: {}. Fix: {}", self.problem, self.rule, self.fix)
-    }
-}
-
-impl std::error::Error for LaunchError {}
 
 /// The names of one launcher's variables.
 struct Names {
@@ -117,7 +103,7 @@ impl RankEnv {
     /// # Errors
     /// A variable that is missing while others of its launcher are set, that is not a number, or a rank that is not below
     /// its size; several ranks started by torchrun.
-    pub fn detect() -> Result<RankEnv, LaunchError> {
+    pub fn detect() -> Result<RankEnv, UserError> {
         RankEnv::from_lookup(|name| std::env::var(name).ok())
     }
 
@@ -125,20 +111,22 @@ impl RankEnv {
     ///
     /// # Errors
     /// As [`RankEnv::detect`].
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<RankEnv, LaunchError> {
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<RankEnv, UserError> {
         let Some(names) = launcher(&lookup) else {
             refuse_torchrun(&lookup)?;
             return Ok(RankEnv::local(1));
         };
-        let failed = |variable: &str, problem: String| LaunchError {
-            problem: format!("{variable} {problem}"),
-            rule: "a launcher sets rank, size and their local counterparts together",
-            fix: "start with trainer launch, mpirun or srun, or unset the variable",
+        let failed = |variable: &str, problem: String| {
+            UserError::new(
+                format!("environment variable {variable} {problem}"),
+                "a launcher sets rank, size and their local counterparts together",
+                "start with trainer launch, mpirun or srun, or unset the variable",
+            )
         };
         let text = |name: &str| {
             lookup(name).ok_or_else(|| failed(name, format!("is not set, but others of {:?} are", names.launcher)))
         };
-        let number = |name: &str| -> Result<usize, LaunchError> {
+        let number = |name: &str| -> Result<usize, UserError> {
             let text = text(name)?;
             text.trim().parse().map_err(|_| failed(name, format!("is `{text}`, not a number")))
         };
@@ -166,14 +154,16 @@ impl RankEnv {
 }
 
 /// Fails if torchrun started this process as one of several ranks: each rank would train as a single process.
-fn refuse_torchrun(lookup: &impl Fn(&str) -> Option<String>) -> Result<(), LaunchError> {
+fn refuse_torchrun(lookup: &impl Fn(&str) -> Option<String>) -> Result<(), UserError> {
     let [Some(rank), Some(size), Some(_)] = TORCHRUN.map(lookup) else { return Ok(()) };
     if size.trim().parse::<usize>().is_ok_and(|size| size > 1) {
-        return Err(LaunchError {
-            problem: format!("WORLD_SIZE is {size} with RANK = {rank} and LOCAL_RANK, as torchrun sets them"),
-            rule: "ranks find each other by MPI, which torchrun does not start",
-            fix: "start with trainer launch, mpirun or srun, or unset LOCAL_RANK to run a single process",
-        });
+        return Err(UserError::new(
+            format!(
+                "environment variable WORLD_SIZE is {size} with RANK = {rank} and LOCAL_RANK, as torchrun sets them"
+            ),
+            "ranks find each other by MPI, which torchrun does not start",
+            "start with trainer launch, mpirun or srun, or unset LOCAL_RANK to run a single process",
+        ));
     }
     Ok(())
 }

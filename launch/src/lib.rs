@@ -17,7 +17,7 @@ pub mod watch;
 
 pub use child::ONE_REQUEST;
 pub use cores::{allowed_cores, binding_notice, host_threads, online_cores};
-pub use env::{LaunchError, Launcher, RankEnv};
+pub use env::{Launcher, RankEnv};
 pub use job::{Container, ContainerRuntime, Job, Slurm, Starter};
 pub use mpirun::{Mpirun, refused_as_root};
 pub use state_folder::{StateFolder, give_state_folder, state_folder};

@@ -63,15 +63,6 @@ pub enum RunError {
     },
 }
 
-impl From<LoadError> for RunError {
-    fn from(error: LoadError) -> RunError {
-        match error {
-            LoadError::User(error) => RunError::User(error),
-            LoadError::Device(error) => RunError::Device(error),
-        }
-    }
-}
-
 impl RunError {
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
@@ -142,17 +133,6 @@ pub enum SaveError {
         path: PathBuf,
     },
     /// The device could not be read.
-    #[error(transparent)]
-    Device(#[from] device::Error),
-}
-
-/// Why weights were not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The folder is wrong.
-    #[error(transparent)]
-    User(#[from] UserError),
-    /// The device failed.
     #[error(transparent)]
     Device(#[from] device::Error),
 }

@@ -66,10 +66,10 @@ impl TokenType {
 /// Bytes at a file's beginning, and as many at its end, that identify it.
 const IDENTIFYING_BYTES: usize = 4096;
 
-/// Files are checked in pieces of this many bytes.
-const PIECE: u64 = 1 << 20;
+/// Files are checked in chunks of this many bytes.
+const CHUNK: u64 = 1 << 20;
 
-/// Rows are read in pieces of this many bytes, on the stack: the rows of most runs fit.
+/// Rows are read in chunks of this many bytes, on the stack: the rows of most runs fit.
 const ROW: usize = 16 << 10;
 
 /// The place of the bytes of tokens.
@@ -158,25 +158,25 @@ impl Tokens {
                 "start again",
             )
         };
-        let pieces = |begin: u64| {
-            let piece = move |number| begin + number * PIECE..begin + part.min((number + 1) * PIECE);
-            (0..part.div_ceil(PIECE)).map(piece)
+        let chunks = |begin: u64| {
+            let chunk = move |number| begin + number * CHUNK..begin + part.min((number + 1) * CHUNK);
+            (0..part.div_ceil(CHUNK)).map(chunk)
         };
-        let all: Vec<Range<u64>> = ends.iter().copied().flat_map(pieces).collect();
-        let read = |piece: &Range<u64>| -> std::io::Result<Vec<u8>> {
-            let mut bytes = vec![0; (piece.end - piece.start) as usize];
-            self.read_bytes(&mut bytes, first + piece.start).map(|()| bytes)
+        let all: Vec<Range<u64>> = ends.iter().copied().flat_map(chunks).collect();
+        let read = |chunk: &Range<u64>| -> std::io::Result<Vec<u8>> {
+            let mut bytes = vec![0; (chunk.end - chunk.start) as usize];
+            self.read_bytes(&mut bytes, first + chunk.start).map(|()| bytes)
         };
-        let ranges = all.par_iter().map(|piece| Ok(self.range(&read(piece)?)));
+        let ranges = all.par_iter().map(|chunk| Ok(self.range(&read(chunk)?)));
         let (smallest, largest) =
             ranges.try_reduce(|| (0, 0), |a, b| Ok((a.0.min(b.0), a.1.max(b.1)))).map_err(unreadable)?;
         let id = if smallest < 0 { smallest } else { largest };
         if (0..vocab as i64).contains(&id) {
             return Ok(());
         }
-        for piece in &all {
-            if let Some(place) = self.find(&read(piece).map_err(unreadable)?, id) {
-                return Err(self.outside(id, Some(piece.start / size as u64 + place), vocab));
+        for chunk in &all {
+            if let Some(place) = self.find(&read(chunk).map_err(unreadable)?, id) {
+                return Err(self.outside(id, Some(chunk.start / size as u64 + place), vocab));
             }
         }
         Err(self.outside(id, None, vocab))
@@ -198,9 +198,9 @@ impl Tokens {
         };
         let part = bytes.min(IDENTIFYING_BYTES as u64);
         for at in [first, first + bytes - part] {
-            let mut piece = vec![0; part as usize];
-            self.read_bytes(&mut piece, at).map_err(|error| self.changed(&error.to_string()))?;
-            hash.update(&piece);
+            let mut chunk = vec![0; part as usize];
+            self.read_bytes(&mut chunk, at).map_err(|error| self.changed(&error.to_string()))?;
+            hash.update(&chunk);
         }
         Ok(())
     }

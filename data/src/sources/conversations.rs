@@ -5,6 +5,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use common::Choice;
 use common::format::{count, counted};
 use device::ops::PairLoss;
 use sha2::{Digest, Sha256};
@@ -76,7 +77,7 @@ impl Counts {
         };
         format!(
             "{}, {cut} cut to {longest} tokens{longer}{beyond}{unlearned}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
-            counted(read as usize, kind.unit()),
+            counted(read as usize, kind.word()),
             100.0 * (1.0 - filled),
             count(targets as f64),
             count(tokens as f64),

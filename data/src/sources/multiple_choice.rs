@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::config::DataConfig;
 use crate::identity::{Identities, Identity};
 use crate::splits::{Chosen, Purpose};
-use crate::text::files::{Piece, Question, Records, in_parallel, read_files, text_files};
+use crate::text::files::{Question, Records, Segment, in_parallel, read_files, text_files};
 use crate::text::tokenizer::Tokenizer;
 
 /// The questions of a file, in memory.
@@ -70,8 +70,8 @@ impl MultipleChoice {
             text_files(&format!("`{name}`"), Path::new(name), Records::Questions, Purpose::Evaluate)?;
         let tokenizer_vocab = tokenizer.vocab();
         let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices: Vec::new(), tokenizer_vocab };
-        let of_files = read_files(&files, &tokenizer, Records::Questions, |pieces| {
-            for (line, question, rows) in in_parallel(pieces, |piece| asked(piece, &tokenizer, seq))? {
+        let of_files = read_files(&files, &tokenizer, Records::Questions, |segments| {
+            for (line, question, rows) in in_parallel(segments, |segment| asked(segment, &tokenizer, seq))? {
                 all.push(line, &question, rows);
             }
             Ok::<(), UserError>(())
@@ -189,14 +189,14 @@ impl Accuracy {
 }
 
 /// The question of a line, with its number, and its endings as rows.
-fn asked(piece: &Piece, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Question, Vec<Row>), UserError> {
-    let (name, rule) = (piece.path.display(), Question::RULE);
-    let Some(place) = piece.place else {
+fn asked(segment: &Segment, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Question, Vec<Row>), UserError> {
+    let (name, rule) = (segment.path.display(), Records::Questions.rule());
+    let Some(place) = segment.place else {
         let what = format!("{name} has no JSON lines");
         return Err(UserError::new(what, rule, "name a .jsonl file with questions"));
     };
     let wrong = |what: String| UserError::new(format!("{name} {place} {what}"), rule, "correct that line");
-    let question = piece.ensure_record().and_then(|()| Question::of_line(&piece.text)).map_err(wrong)?;
+    let question = segment.ensure_record().and_then(|()| Question::of_line(&segment.text)).map_err(wrong)?;
     let mut rows = Vec::new();
     for (number, ending) in question.endings.iter().enumerate() {
         let row = row(&question.context, ending, tokenizer, seq)

@@ -86,13 +86,13 @@ pub fn train_tokenizer(request: &TokenizerRequest, stop: &Stop) -> Result<String
             let sender = sender;
             let (mut size, key) = (0, Records::Documents(&request.text_key));
             let mut paths: Vec<Arc<Path>> = Vec::new();
-            let of_files = read_files(&files, &Tokenizer::Bytes, key, |pieces| -> Result<(), TokenizeError> {
+            let of_files = read_files(&files, &Tokenizer::Bytes, key, |segments| -> Result<(), TokenizeError> {
                 ensure_not_interrupted(stop, &request.output)?;
-                for piece in pieces {
-                    let text = piece.document(&request.text_key)?.unwrap_or_default().into_owned();
+                for segment in segments {
+                    let text = segment.document(&request.text_key)?.unwrap_or_default().into_owned();
                     size += text.len();
-                    if paths.last() != Some(&piece.path) {
-                        paths.push(piece.path.clone());
+                    if paths.last() != Some(&segment.path) {
+                        paths.push(segment.path.clone());
                     }
                     // If nobody receives, counting has failed, and says so.
                     // The library hands the text alone to the function that counts words, so the text names its file.

@@ -27,6 +27,8 @@ fn train(flags: &str) -> Vec<f64> {
     let folder = tempfile::tempdir().unwrap();
     let text = run(folder.path(), 0, &format!("{flags} --steps 12"));
     assert!(text.contains("activity"), "the term of the part is told: {text}");
+    assert!(text.contains("part squared-relu"), "the part is told: {text}");
+    assert!(!text.contains("has no effect"), "{text}");
     losses(folder.path())
 }
 
@@ -80,12 +82,18 @@ fn layouts_have_the_numbers_of_one_rank_and_options_are_told_and_checked() {
         assert!(help.contains(told), "{told}");
     }
     assert!(run(folder.path(), 0, "options").contains("| `own.smoothing` | `--smoothing` | `0.1` |"));
+    for receivers in ["", "--own-metrics csv"] {
+        let text = run(folder.path(), 0, &format!("{part} --steps 1 --smoothing 0.2 --activity 0.01 {receivers}"));
+        let unread = "own.smoothing = 0.2 has no effect: nothing of the program's that the run has reads it";
+        assert!(text.matches("has no effect").count() == 1 && text.contains(unread), "{text}");
+    }
     std::fs::write(folder.path().join("text.txt"), "some text").unwrap();
     for (flags, error) in [
         ("--optimizer novograd --novograd-beta1 2", "own.novograd_beta1 = 2. Rule: a decay is in [0, 1)"),
         ("--own-part other", "own.part = \"other\" (--own-part). Rule: the value is one of squared-relu"),
         ("--own-data counting --data-path text.txt", "Rule: a run has one source of samples"),
         ("--own-part squared-relu --mlp-tiles 2", "own.part with recompute.mlp_tiles = 2"),
+        ("--lora-rank 4", "model.lora_rank = 4 with own.part = \"squared-relu\" on a model with"),
         (
             "--experts 4 --swiglu",
             "own.part with model.experts = 4. Rule: the part takes the place of dense feed-forward layers",

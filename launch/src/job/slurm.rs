@@ -1,7 +1,6 @@
 //! Scripts for Slurm's sbatch.
 
-use super::fill::shell;
-use super::{Job, exported};
+use super::{Job, exported, shell};
 
 /// The program that starts the ranks of a Slurm job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

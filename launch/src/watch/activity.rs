@@ -3,42 +3,31 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde::{Deserialize, Serialize};
+use common::{Choice, choice};
 
-/// The activity of the thread that owns the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Doing {
-    /// Set-up, and the steps that warm up and capture.
-    Starts,
-    /// Submitting a step.
-    Steps,
-    /// Waiting for the data of a step.
-    WaitsForBatch,
-    /// Waiting for the device to finish a step.
-    WaitsForDevice,
-    /// Evaluating.
-    Evaluates,
-    /// Running a step with graphs and without, to compare them.
-    Verifies,
-    /// Writing a checkpoint, a timeline or another file.
-    Writes,
-    /// Waiting for the other ranks.
-    WaitsForRanks,
-    /// Ending.
-    Ends,
+choice! {
+    /// The activity of the thread that owns the device.
+    pub enum Doing {
+        /// Set-up, and the steps that warm up and capture.
+        Starts = "starting",
+        /// Submitting a step.
+        Steps = "submitting a step",
+        /// Waiting for the data of a step.
+        WaitsForBatch = "waiting for a batch",
+        /// Waiting for the device to finish a step.
+        WaitsForDevice = "waiting for the device",
+        /// Evaluating.
+        Evaluates = "evaluating",
+        /// Running a step with graphs and without, to compare them.
+        Verifies = "verifying graphs",
+        /// Writing a checkpoint, a timeline or another file.
+        Writes = "writing files",
+        /// Waiting for the other ranks.
+        WaitsForRanks = "waiting for all ranks",
+        /// Ending.
+        Ends = "ending",
+    }
 }
-
-const ALL: [Doing; 9] = [
-    Doing::Starts,
-    Doing::Steps,
-    Doing::WaitsForBatch,
-    Doing::WaitsForDevice,
-    Doing::Evaluates,
-    Doing::Verifies,
-    Doing::Writes,
-    Doing::WaitsForRanks,
-    Doing::Ends,
-];
 
 impl Doing {
     /// Whether minutes without progress are normal.
@@ -47,26 +36,10 @@ impl Doing {
     }
 }
 
-impl std::fmt::Display for Doing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Doing::Starts => "starting",
-            Doing::Steps => "submitting a step",
-            Doing::WaitsForBatch => "waiting for a batch",
-            Doing::WaitsForDevice => "waiting for the device",
-            Doing::Evaluates => "evaluating",
-            Doing::Verifies => "verifying graphs",
-            Doing::Writes => "writing files",
-            Doing::WaitsForRanks => "waiting for all ranks",
-            Doing::Ends => "ending",
-        })
-    }
-}
-
 /// The current activity of the host, shared between the run and the heartbeat thread. An update costs one store.
 #[derive(Clone, Debug, Default)]
 pub struct Activity {
-    /// The number of changes, and in the lowest byte the index in [`ALL`].
+    /// The number of changes, and in the lowest byte the index in [`Choice::ALL`].
     state: Arc<AtomicU64>,
 }
 
@@ -100,7 +73,7 @@ impl Activity {
 
     /// The current activity.
     pub fn now(&self) -> Doing {
-        ALL[(self.state.load(Ordering::Relaxed) & 0xff) as usize]
+        Doing::ALL[(self.state.load(Ordering::Relaxed) & 0xff) as usize]
     }
 
     /// The number of changes and of records of progress so far.
@@ -117,7 +90,7 @@ mod tests {
     fn the_previous_activity_is_restored_and_every_change_counts() {
         let activity = Activity::default();
         assert_eq!((activity.now(), activity.changes()), (Doing::Starts, 0));
-        for doing in ALL {
+        for &doing in Doing::ALL {
             activity.set(doing);
             assert_eq!(activity.now(), doing);
         }

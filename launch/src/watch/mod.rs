@@ -14,9 +14,9 @@ pub mod joining;
 mod message;
 mod monitor;
 pub mod ranks_file;
-pub mod settings;
 mod threads;
 
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,10 +30,32 @@ use activity::{Activity, Doing};
 use address::{Announced, WatchError};
 use heartbeat::{Heartbeat, Reported};
 use message::{Message, Sender};
-pub use settings::WatchSettings;
 
 /// Exit code of a rank that ended because another rank failed.
 pub const PEER_FAILED: i32 = 4;
+
+/// When a rank counts as failed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WatchSettings {
+    /// The interval of heartbeats. Zero turns the watch off.
+    pub heartbeat: Duration,
+    /// A rank that sends nothing, or makes no progress in a step, for this long is at fault.
+    pub timeout: Duration,
+    /// The limit for progress at the start, in warm-up, and while files are written. At least `timeout`.
+    pub setup_timeout: Duration,
+    /// The address for the monitor to listen at: `host` or `host:port`. `None` finds an address.
+    pub address: Option<String>,
+    /// The file in which rank 0 keeps the state of all ranks, for people and programs outside of the run.
+    pub file: Option<PathBuf>,
+}
+
+impl Default for WatchSettings {
+    fn default() -> WatchSettings {
+        let seconds = Duration::from_secs;
+        let (timeout, setup_timeout) = (seconds(45), seconds(600));
+        WatchSettings { heartbeat: seconds(1), timeout, setup_timeout, address: None, file: None }
+    }
+}
 
 /// This rank's connection to the monitor.
 pub struct Watch {

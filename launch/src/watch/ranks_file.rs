@@ -34,30 +34,19 @@ pub struct RankRow {
     pub quiet_ms: u64,
 }
 
-/// How a rank is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RankState {
-    /// The rank has not connected.
-    #[default]
-    Joining,
-    /// The rank sends heartbeats.
-    Alive,
-    /// The rank reported a clean end.
-    Left,
-    /// The rank reported an error, or its connection broke.
-    Failed,
-}
-
-impl RankState {
-    /// The state in a word.
-    pub fn word(self) -> &'static str {
-        match self {
-            RankState::Joining => "joining",
-            RankState::Alive => "alive",
-            RankState::Left => "left",
-            RankState::Failed => "failed",
-        }
+common::choice! {
+    /// How a rank is.
+    #[derive(Default)]
+    pub enum RankState {
+        /// The rank has not connected.
+        #[default]
+        Joining = "joining",
+        /// The rank sends heartbeats.
+        Alive = "alive",
+        /// The rank reported a clean end.
+        Left = "left",
+        /// The rank reported an error, or its connection broke.
+        Failed = "failed",
     }
 }
 
@@ -143,7 +132,7 @@ mod tests {
                 Err(_) => std::thread::yield_now(),
             }
         };
-        let states: Vec<&str> = rows.iter().map(|row| row.state.word()).collect();
+        let states: Vec<String> = rows.iter().map(|row| row.state.to_string()).collect();
         assert_eq!(states, ["joining", "alive", "failed", "failed", "left"]);
         assert_eq!((rows[0].silent_ms, rows[1].step, rows[1].quiet_ms), (1500, Some(4), 7));
         assert_eq!(

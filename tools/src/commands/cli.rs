@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
     use trainer::config::{
-        Activation, DeviceChoice, GraphMempool, GraphScope, Normalization, PositionEmbedding, RecomputeGranularity,
+        DeviceChoice, FeedForward, GraphMempool, GraphScope, Normalization, PositionEmbedding, RecomputeGranularity,
     };
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
         let config = &request.config;
         let model = &config.model;
         let (position, norm) = (PositionEmbedding::Rotary, Normalization::RmsNorm);
-        assert_eq!((model.position, model.norm, model.activation), (position, norm, Activation::SwiGlu));
+        assert_eq!((model.position, model.norm, model.activation), (position, norm, FeedForward::SwiGlu));
         assert_eq!((model.tie_embeddings, model.seq_length, model.kv_heads), (false, 32, Some(2)));
         assert_eq!((config.train.steps, &config.train.rampup_batch_size[..]), (7, &[4, 4, 1000][..]));
         assert_eq!(config.optimizer.betas, [0.8, 0.9]);

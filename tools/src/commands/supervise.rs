@@ -50,7 +50,7 @@ pub(super) struct Flags {
 }
 
 /// The flag of `trainer supervise` that `trainer job` passes on.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(skip)]
 pub(super) struct Restarts {
     /// Give up after more than this many starts in a row without a new checkpoint.

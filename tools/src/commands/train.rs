@@ -27,7 +27,6 @@ use trainer::report::reporter::Outcome;
 use trainer::run::accelerator::{Accelerator, Exactness};
 use trainer::run::consistency::shared_settings;
 use trainer::run::evaluate::EvaluationSet;
-use trainer::run::output_files::check_writable;
 use trainer::run::ranks::{Joined, on_all_ranks, refuse};
 use trainer::run::run_folder;
 use trainer::run::samples::Prompts;
@@ -200,7 +199,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     let logging = &request.config.logging;
     let writes_files = !request.dry_run && !is_bench;
     if writes_files {
-        check_writable(logging, request.graph_report.as_deref(), env.rank)?;
+        run_folder::check_writable(logging, request.graph_report.as_deref(), env.rank)?;
         plan.watch.file = Some(Path::new(&logging.dir).join(RANKS));
     }
     logs::start(filter, writes_files.then(|| Path::new(&logging.dir)), env.rank)?;

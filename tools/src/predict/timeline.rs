@@ -1,9 +1,12 @@
-//! A step as an SVG picture: a row for each stage, its time from left to right.
+//! A step as a picture, in text or in SVG: a row for each stage, its time from left to right.
 
 use std::fmt::Write;
 
 use crate::predict::forecast::Forecast;
 use crate::predict::step_graph::Purpose;
+
+/// The most stages that are drawn in text.
+const MOST: usize = 16;
 
 /// Sizes in pixels.
 const WIDTH: f64 = 1400.0;
@@ -14,7 +17,37 @@ const TOP: f64 = 56.0;
 /// A span of a stage: start, end, and purpose.
 type Span = (f64, f64, Purpose);
 
-/// The picture of a forecast's step.
+/// The picture of a forecast's step in text, `width` letters wide. Each letter is the stage's main work in that time.
+pub fn picture(forecast: &Forecast, width: usize) -> String {
+    let mut lines = String::new();
+    let end = forecast.spans.iter().flatten().map(|span| span.1).fold(0.0, f64::max);
+    let cell = end / width as f64;
+    for (stage, spans) in forecast.spans.iter().enumerate().take(MOST) {
+        let mut shares = vec![[0.0; 4]; width];
+        for &(start, end, purpose) in spans {
+            let cells = (start / cell) as usize..=((end / cell) as usize).min(width - 1);
+            for at in cells {
+                let (from, to) = (at as f64 * cell, (at + 1) as f64 * cell);
+                shares[at][purpose as usize] += (end.min(to) - start.max(from)).max(0.0);
+            }
+        }
+        let line: String = shares.iter().map(|shares| letter(shares, cell)).collect();
+        lines.push_str(&format!("stage {stage:>3}  {line}\n"));
+    }
+    if forecast.spans.len() > MOST {
+        lines.push_str(&format!("and {} stages more\n", forecast.spans.len() - MOST));
+    }
+    lines + "F forward, B backward, W weight gradients, U update, . waits\n"
+}
+
+/// The letter of the purpose that most of a cell is for.
+fn letter(shares: &[f64; 4], cell: f64) -> char {
+    let more = |most: (char, f64), (letter, &share)| if share > most.1 { (letter, share) } else { most };
+    let (letter, _) = "FBWU".chars().zip(shares).fold(('.', 0.0), more);
+    if shares.iter().sum::<f64>() < cell / 2.0 { '.' } else { letter }
+}
+
+/// The picture of a forecast's step as SVG.
 pub fn timeline_picture(forecast: &Forecast) -> String {
     let end = forecast.spans.iter().flatten().map(|span| span.1).fold(0.0, f64::max).max(1e-9);
     let scale = (WIDTH - LEFT) / end;

@@ -87,22 +87,19 @@ impl fmt::Display for Compared {
 /// The first number that differs.
 pub(super) fn compare(alone: &RankNumbers, numbers: &Numbers, bounds: Bounds<'_>) -> Result<Compared, Box<Difference>> {
     let ranks = &numbers.ranks;
+    let exact = match bounds {
+        Bounds::Sums => None,
+        Bounds::Rounding(exact) => Some(exact),
+    };
     let mut compared = Compared::default();
     for (step, alone) in alone.steps.iter().enumerate() {
         let ranks: Vec<&StepNumbers> = ranks.iter().map(|rank| &rank.steps[step]).collect();
-        let exact = match bounds {
-            Bounds::Sums => None,
-            Bounds::Rounding(exact) => Some(&exact.steps[step]),
-        };
-        compare_step(alone, &ranks, exact, &mut compared)
+        compare_step(alone, &ranks, exact.map(|exact| &exact.steps[step]), &mut compared)
             .map_err(|found| Box::new(Difference { step: Some(step), ..*found }))?;
     }
     // Frozen weights have no update, and selection biases have no gradient.
     let shards: Vec<&[Shard]> = ranks.iter().map(|rank| &rank.kept[..]).collect();
-    let exact = match bounds {
-        Bounds::Sums => None,
-        Bounds::Rounding(exact) => Some(&exact.kept[..]),
-    };
+    let exact = exact.map(|exact| &exact.kept[..]);
     let last = alone.steps.len() - 1;
     compare_shards(&alone.kept, &shards, exact, |values| values == Values::Weight, &mut compared)
         .map_err(|found| Box::new(Difference { step: Some(last), ..*found }))?;
@@ -152,13 +149,10 @@ fn compare_checkpoint(loaded: &[Shard], ranks: &[&[Shard]]) -> Result<usize, Box
     match here.into_iter().min_by_key(|(key, _)| *key) {
         None => Ok(tensors),
         Some(((values, name), shards)) => Err(Box::new(Difference {
-            step: None,
             what: format!("{values} of {name}, which one rank does not load,"),
             ranks: shards.iter().map(|(rank, _)| *rank).collect::<BTreeSet<_>>().into_iter().collect(),
-            elements: None,
             values: (shards[0].1.here.first().copied().unwrap_or(f32::NAN).into(), f64::NAN),
-            factor: None,
-            choices: None,
+            ..Difference::default()
         })),
     }
 }
@@ -178,15 +172,8 @@ fn compare_number(
     let Some(&first) = others.first() else { return Ok(all.iter().map(relative).fold(0.0, f64::max)) };
     let factor = all[first] / alone;
     let same = others.iter().all(|rank| (all[*rank] / alone / factor - 1.0).abs() < allowed);
-    Err(Box::new(Difference {
-        step: None,
-        what: what.into(),
-        values: (all[first], alone),
-        elements: None,
-        factor: Some(factor).filter(|_| same),
-        ranks: others,
-        choices: None,
-    }))
+    let (what, values, factor) = (what.into(), (all[first], alone), Some(factor).filter(|_| same));
+    Err(Box::new(Difference { what, values, factor, ranks: others, ..Difference::default() }))
 }
 
 /// Tokens pass the same experts. Otherwise no gradient could be the same.
@@ -201,13 +188,11 @@ fn compare_loads(alone: &StepNumbers, ranks: &[&StepNumbers]) -> Result<(), Box<
     let fewer: f32 = ours.iter().zip(&theirs).map(|(here, alone)| (alone - here).max(0.0)).sum();
     let all: f32 = theirs.iter().sum();
     Err(Box::new(Difference {
-        step: None,
         what: "load of experts".into(),
         ranks: others,
-        elements: None,
         values: (ours.iter().sum::<f32>().into(), all.into()),
-        factor: None,
         choices: Some((more.max(fewer) as usize, all as usize)),
+        ..Difference::default()
     }))
 }
 
@@ -344,7 +329,8 @@ fn differences(
     let found = |what: String, values: (f32, f32), elements, factor| {
         let ranks = others.iter().copied().collect();
         let values = (values.0.into(), values.1.into());
-        Err(Box::new(Difference { step: None, what, ranks, elements: Some(elements), values, factor, choices: None }))
+        let elements = Some(elements);
+        Err(Box::new(Difference { what, ranks, elements, values, factor, ..Difference::default() }))
     };
     if let Some(&first) = different.first() {
         let spread = if matches!(whole.allowed, Allowed::Each(_)) { LEFT } else { LEFT_BY_ROUNDING };

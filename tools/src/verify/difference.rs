@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The first number that differs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Difference {
     /// The step, counted from 0; `None` of a checkpoint.
     pub(super) step: Option<usize>,

@@ -3,88 +3,22 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use trainer::config::{ConfigSources, ParallelConfig, RunConfig};
 
 use super::layouts::sizes;
 use super::{Trial, Verdict, trials};
 
-/// What a case has one of, as settings. The first has the ranks that share the batch.
-const FEATURES: &[&[&str]] = &[
-    &["data 1", "data 2", "data 3"],
-    &["parallel.tensor=1", "parallel.tensor=2", "parallel.tensor=4"],
-    &["parallel.context=1", "parallel.context=2", "parallel.context=4 parallel.context_transfers=ring"],
-    &[
-        "parallel.pipeline=1",
-        "parallel.pipeline=2",
-        "parallel.pipeline=3",
-        "parallel.pipeline=2 parallel.virtual_pipeline=2",
-        "parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble",
-    ],
-    &[
-        "model.preset=tiny",
-        "model.preset=qwen2.5-1.5b",
-        "model.preset=tiny-llama model.lora_rank=4",
-        "model.preset=tiny-llama optimizer.freeze=[\"h.0.*\",\"h.1.attn.c_attn.weight\",\"wte.weight\"]",
-        "model.preset=tiny-llama model.kv_heads=1 model.experts=4 model.experts_per_token=2 \
-         train.balance_loss_multiplier=0.01 train.router_z_loss_multiplier=0.001",
-        "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 model.expert_pattern=[0,1] \
-         model.shared_expert_ffn=64 model.router_score=sigmoid model.router_bias=true train.router_bias_update_rate=0.01 \
-         model.expert_capacity_factor=0.75 model.token_drop_policy=position train.balance_loss_over=sequence \
-         train.balance_loss_multiplier=0.01",
-        "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 model.shared_expert_ffn=64 \
-         parallel.expert=2 parallel.expert_tensor=1 model.router_bias=true train.router_bias_update_rate=0.01 \
-         train.balance_loss_over=sequence train.balance_loss_multiplier=0.01",
-        "model.preset=olmo2-1b",
-        "model.preset=moonlight-16b-a3b model.experts=4 model.experts_per_token=2 model.expert_groups=2 \
-         model.query_latent=6 model.mtp_layers=1",
-        "model.preset=gpt-oss-20b model.experts=4 model.experts_per_token=2 model.sliding_window=4",
-        "model.preset=gemma2-2b model.sliding_window=4 model.window_pattern=[1,0]",
-        "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]",
-    ],
-    &["model.tie_embeddings=true", "model.tie_embeddings=false"],
-    &[
-        "optimizer.kind=adamw",
-        "optimizer.kind=adamw offload.optimizer=true offload.optimizer_fraction=0.5",
-        "optimizer.kind=sgd",
-        "optimizer.kind=muon",
-    ],
-    &["optimizer.clip=1", "optimizer.clip=0"],
-    &[
-        "parallel.distributed_optimizer=true",
-        "parallel.distributed_optimizer=false",
-        "parallel.data_parallel_sharding=optim_grads",
-        "parallel.data_parallel_sharding=optim_grads_params",
-    ],
-    &["parallel.sequence_parallel=true", "parallel.sequence_parallel=false"],
-    &[
-        "recompute.granularity=none",
-        "recompute.granularity=selective",
-        "recompute.granularity=full",
-        "recompute.granularity=full recompute.keep_attention=true recompute.blocks=1",
-        "recompute.granularity=full offload.activation_layers=9",
-    ],
-    &[
-        "cuda_graph.enable=false",
-        "cuda_graph.enable=true cuda_graph.scope=per_layer",
-        "cuda_graph.enable=true cuda_graph.scope=per_chunk",
-        "cuda_graph.enable=true cuda_graph.scope=full_iteration",
-        "cuda_graph.enable=true cuda_graph.overlap_microbatches=true",
-    ],
-    &["cuda_graph.mempool=per_microbatch", "cuda_graph.mempool=single"],
-    &[
-        "data.sft=false",
-        "data.sft=true data.seq_length_buckets=[64,128] model.seq_length=128",
-        "data.sft=true data.sft_packing=4",
-        "data.dpo=true data.sft_packing=2",
-        "data.reset_attention_mask=true",
-    ],
-    &[
-        "model.hidden_dropout=0",
-        "model.hidden_dropout=0.1 model.attention_dropout=0.1",
-        "model.hidden_dropout=0.1 train.z_loss_multiplier=0.01 model.loss_pieces=2",
-    ],
-];
+/// What a case has one of, as settings: a feature is a group of lines. The first has the ranks that share the batch.
+static FEATURES: LazyLock<Vec<Vec<String>>> =
+    LazyLock::new(|| include_str!("features.txt").split("\n\n").map(joined).collect());
+
+/// The lines of a text without comments. A line that begins with spaces continues the one before.
+fn joined(text: &str) -> Vec<String> {
+    let lines = text.replace("\n  ", " ");
+    lines.lines().filter(|line| !line.starts_with('#')).map(str::to_string).collect()
+}
 
 /// A value of every feature, by its number.
 type Case = Vec<usize>;
@@ -97,7 +31,7 @@ fn pairs(case: &Case) -> Vec<[(usize, usize); 2]> {
 }
 
 fn settings(case: &Case) -> Vec<&'static str> {
-    case.iter().zip(FEATURES).map(|(value, values)| values[*value]).collect()
+    case.iter().zip(&*FEATURES).map(|(value, values)| values[*value].as_str()).collect()
 }
 
 fn config(case: &Case) -> RunConfig {
@@ -160,7 +94,7 @@ fn cases() -> (Vec<Case>, Vec<String>) {
             }
             None => {
                 missing.remove(&pair);
-                never.push(pair.map(|(feature, value)| FEATURES[feature][value]).join(" with "));
+                never.push(pair.map(|(feature, value)| FEATURES[feature][value].as_str()).join(" with "));
             }
         }
     }
@@ -221,97 +155,6 @@ fn layouts_have_the_numbers_of_one_rank_4() {
     assert_same(3);
 }
 
-/// Number formats, each with the features that are about them: what they cut, sum, gather and scale.
-const FORMATS: &[(usize, &str)] = &[
-    (
-        8,
-        "model.preset=tiny-llama parallel.tensor=2 parallel.pipeline=2 parallel.sequence_parallel=true \
-         parallel.data_parallel_sharding=optim_grads_params parallel.grad_reduce=bf16 optimizer.exp_avg_dtype=bf16 \
-         optimizer.exp_avg_sq_dtype=bf16",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.kv_heads=1 model.experts=4 model.experts_per_token=2 parallel.tensor=2 \
-         optimizer.kind=muon train.balance_loss_multiplier=0.01 model.expert_capacity_factor=0.9",
-    ),
-    (
-        4,
-        "model.preset=tiny parallel.tensor=2 parallel.distributed_optimizer=true precision.fp8=hybrid \
-         precision.fp8_recipe=delayed precision.fp8_param_gather=true",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble \
-         parallel.distributed_optimizer=true precision.fp8=hybrid precision.fp8_recipe=delayed",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 model.experts=4 model.experts_per_token=2 parallel.tensor=2 \
-         precision.fp8=e4m3 precision.fp8_recipe=tensorwise",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 model.kv_heads=1 model.experts=4 model.experts_per_token=2 \
-         parallel.pipeline=2 parallel.distributed_optimizer=true precision.fp8=hybrid precision.fp8_recipe=delayed",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 model.experts=4 model.experts_per_token=2 parallel.expert=2 \
-         parallel.data_parallel_sharding=optim_grads_params precision.fp8=hybrid precision.fp8_recipe=delayed",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 model.experts=4 model.experts_per_token=2 parallel.expert=2 \
-         parallel.expert_tensor=1 parallel.tensor=2 parallel.sequence_parallel=true precision.fp8=e4m3 \
-         precision.fp8_recipe=tensorwise",
-    ),
-    (
-        4,
-        "model.preset=tiny parallel.tensor=2 parallel.pipeline=2 parallel.sequence_parallel=true precision.fp8=e4m3 \
-         precision.fp8_recipe=rowwise data.kto=true data.sft_packing=2",
-    ),
-    (
-        2,
-        "model.preset=tiny-llama model.layers=2 model.ffn=192 parallel.tensor=2 parallel.sequence_parallel=true \
-         precision.fp8=e4m3 precision.fp8_recipe=blockwise data.sft=true data.seq_length_buckets=[32,64]",
-    ),
-    (
-        8,
-        "model.preset=tiny-llama parallel.context=2 parallel.tensor=2 parallel.sequence_parallel=true \
-         parallel.data_parallel_sharding=optim_grads_params parallel.optimizer_instances=2 parallel.grad_reduce=bf16",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.data_parallel_sharding=optim_grads_params \
-         precision.fp8=hybrid precision.fp8_recipe=delayed precision.fp8_param_gather=true",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 parallel.context=2 parallel.pipeline=2 precision.fp8=e4m3 \
-         precision.fp8_recipe=rowwise",
-    ),
-    (
-        4,
-        "model.preset=moonlight-16b-a3b model.experts=4 model.experts_per_token=2 model.query_latent=16 model.lora_rank=4 \
-         parallel.tensor=2 parallel.sequence_parallel=true precision.fp8=hybrid precision.fp8_recipe=tensorwise",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 model.lora_rank=4 parallel.tensor=2 parallel.sequence_parallel=true \
-         parallel.data_parallel_sharding=optim_grads_params precision.fp8=e4m3 precision.fp8_recipe=rowwise",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.ffn=192 model.lora_rank=4 parallel.pipeline=2 precision.frozen_weights=nf4 \
-         parallel.data_parallel_sharding=optim_grads_params recompute.granularity=full",
-    ),
-    (
-        4,
-        "model.preset=tiny-llama model.experts=4 model.experts_per_token=2 parallel.context=4 \
-         parallel.context_transfers=ring train.force_expert_balance=true train.balance_loss_multiplier=0.01",
-    ),
-];
-
 /// Fails unless a layout has the numbers of one rank. Returns what was compared.
 fn verified(ranks: usize, settings: &str) -> Vec<String> {
     let sources = ConfigSources::of_pairs(settings).unwrap();
@@ -322,163 +165,52 @@ fn verified(ranks: usize, settings: &str) -> Vec<String> {
     }
 }
 
+/// Verifies the rows of a section of `layouts.txt`. Returns each row, and what was compared.
+fn verified_rows(section: &str) -> Vec<(String, Vec<String>)> {
+    let lines = joined(include_str!("layouts.txt"));
+    let head = format!("== {section}: ");
+    let at = lines.iter().position(|line| line.starts_with(&head)).unwrap();
+    let common = lines[at].strip_prefix(&head).unwrap();
+    let rows = lines[at + 1..].iter().take_while(|row| !row.is_empty());
+    let verify = |row: &String| {
+        let (ranks, settings) = row.split_once(' ').unwrap();
+        (row.clone(), verified(ranks.parse().unwrap(), &format!("{common} {settings}")))
+    };
+    rows.map(verify).collect()
+}
+
 #[test]
 fn number_formats_have_the_numbers_of_one_rank() {
-    for (ranks, settings) in FORMATS {
-        let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 precision.compute=bf16";
-        let lines = verified(*ranks, &format!("{common} {settings}"));
-        assert!(lines.len() == 4, "{settings}: {lines:?}");
+    for (row, lines) in verified_rows("number formats") {
+        assert!(lines.len() == 4, "{row}: {lines:?}");
     }
 }
 
 #[test]
 fn eight_ranks_divide_sequences_with_windows_and_documents() {
-    let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 precision.compute=f32";
-    let windows = "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0]";
-    for more in
-        ["", "data.reset_attention_mask=true", "data.sft=true data.seq_length_buckets=[64,128] model.seq_length=128"]
-    {
-        verified(8, &format!("{common} {windows} parallel.context=8 {more}"));
-    }
+    verified_rows("windows");
 }
-
-/// Layouts of up to 8 ranks in which some divide the experts, with what meets there.
-const DIVIDED_EXPERTS: &[(usize, &str)] = &[
-    (
-        4,
-        "parallel.expert=2 parallel.data_parallel_sharding=optim_grads_params model.experts=6 \
-         model.experts_per_token=3 optimizer.kind=muon",
-    ),
-    (4, "parallel.expert=4 model.expert_capacity_factor=0.75 train.router_z_loss_multiplier=0.001"),
-    (
-        8,
-        "parallel.expert=2 parallel.tensor=2 parallel.sequence_parallel=true recompute.granularity=full \
-         model.bias=true model.activation=clamped_swiglu",
-    ),
-    (
-        8,
-        "parallel.expert=2 parallel.pipeline=2 parallel.virtual_pipeline=2 parallel.data_parallel_sharding=optim_grads \
-         model.bias=true",
-    ),
-    // The first stage has no experts.
-    (
-        8,
-        "parallel.expert=4 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.shared_expert_ffn=64 \
-         model.expert_pattern=[0,0,1,1]",
-    ),
-    (
-        8,
-        "parallel.expert=4 parallel.tensor=2 parallel.data_parallel_sharding=optim_grads_params \
-         parallel.optimizer_instances=2 cuda_graph.enable=true parallel.expert_row_budget=1 optimizer.kind=muon",
-    ),
-    // Whole experts: over some of the ranks that share a layer, over more than these, and over none.
-    (
-        8,
-        "parallel.expert=2 parallel.expert_tensor=1 parallel.tensor=4 parallel.sequence_parallel=true \
-         parallel.distributed_optimizer=true model.expert_capacity_factor=0.75 optimizer.kind=muon",
-    ),
-    (
-        8,
-        "parallel.expert=4 parallel.expert_tensor=1 parallel.tensor=2 parallel.context=2 model.shared_expert_ffn=64 \
-         parallel.expert_row_budget=1 recompute.granularity=full cuda_graph.enable=true \
-         cuda_graph.overlap_microbatches=true",
-    ),
-    (4, "parallel.expert_tensor=1 parallel.tensor=2 parallel.distributed_optimizer=true model.bias=true"),
-    // Adapters of experts, with those of attention or alone.
-    (
-        4,
-        "parallel.expert=2 parallel.expert_tensor=1 parallel.tensor=2 model.lora_rank=4 model.hidden=128 model.ffn=128 \
-         parallel.distributed_optimizer=true recompute.granularity=full precision.frozen_weights=nf4",
-    ),
-    (
-        8,
-        "parallel.expert=2 parallel.tensor=2 parallel.data_parallel_sharding=optim_grads_params model.lora_rank=4 \
-         model.lora_target_modules=[\"w1\",\"w2\",\"w3\"]",
-    ),
-    (
-        4,
-        "parallel.expert=2 parallel.data_parallel_sharding=optim_grads_params model.lora_rank=4 model.ffn=128 \
-         precision.frozen_weights=int8 cuda_graph.enable=true",
-    ),
-    (
-        8,
-        "parallel.expert=2 parallel.pipeline=2 parallel.pipeline_schedule=zero_bubble model.lora_rank=4 model.ffn=128 \
-         precision.frozen_weights=int8 cuda_graph.enable=true model.lora_target_modules=[\"k_proj\",\"w2\"]",
-    ),
-];
 
 #[test]
 fn ranks_that_divide_experts_have_the_numbers_of_one_rank() {
-    for (ranks, settings) in DIVIDED_EXPERTS {
-        let common = "model.preset=tiny-llama model.experts=8 model.experts_per_token=2 model.layers=4 \
-                      train.global_batch_size=48 train.micro_batch_size=2 precision.compute=f32 \
-                      train.balance_loss_multiplier=0.01 train.balance_loss_over=sequence";
-        let lines = verified(*ranks, &format!("{common} {settings}"));
-        assert!(lines.len() == 2, "{settings}: {lines:?}");
+    for (row, lines) in verified_rows("divided experts") {
+        assert!(lines.len() == 2, "{row}: {lines:?}");
     }
 }
 
 #[test]
 fn ranks_that_pass_keys_round_have_the_numbers_of_one() {
-    let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 parallel.context_transfers=ring";
-    for (ranks, settings) in [
-        (8, "model.preset=tiny parallel.context=8 precision.compute=f32 model.hidden_dropout=0.1"),
-        (
-            8,
-            "model.preset=tiny-llama model.kv_heads=2 parallel.context=2 parallel.tensor=2 precision.compute=f32 \
-             model.attention_sinks=true parallel.sequence_parallel=true recompute.granularity=full \
-             recompute.keep_attention=true cuda_graph.enable=true cuda_graph.scope=full_iteration",
-        ),
-        (
-            8,
-            "model.preset=gemma3-1b model.sliding_window=4 model.window_pattern=[1,0] parallel.context=4 \
-             parallel.pipeline=2 precision.compute=bf16",
-        ),
-    ] {
-        verified(ranks, &format!("{common} {settings}"));
-    }
+    verified_rows("ring");
 }
 
-/// What is about whole samples, of which ranks have some tokens: pairs of answers, and experts' capacity, padding and loads of
-/// documents.
 #[test]
 fn ranks_that_divide_samples_have_what_depends_on_all_of_their_tokens() {
-    let common = "model.preset=tiny-llama model.layers=2 train.global_batch_size=8 train.micro_batch_size=2 \
-                  precision.compute=f32 parallel.context=2";
-    let experts = "model.experts=4 model.experts_per_token=2 train.balance_loss_multiplier=0.01";
-    for (ranks, settings) in [
-        (4, "data.dpo=true data.sft_packing=2".into()),
-        (4, "data.kto=true data.sft_packing=2".into()),
-        (4, "data.dpo=true dpo.loss_type=ipo parallel.tensor=2 model.loss_pieces=2".into()),
-        (2, format!("{experts} model.expert_capacity_factor=0.75 train.router_bias_update_rate=0.01")),
-        (2, format!("{experts} model.expert_capacity_factor=0.75 model.token_drop_policy=position data.sft=true")),
-        (4, format!("{experts} data.sft=true train.balance_loss_over=sequence train.router_z_loss_multiplier=0.001")),
-        (4, format!("{experts} data.reset_attention_mask=true train.balance_loss_over=sequence")),
-        (2, format!("{experts} data.sft=true train.balance_loss_over=global_batch")),
-    ] {
-        verified(ranks, &format!("{common} {settings}"));
-    }
+    verified_rows("whole samples");
 }
 
 #[test]
 fn ranks_that_exchange_heads_have_the_numbers_of_one() {
-    let common = "model.layers=4 train.global_batch_size=8 train.micro_batch_size=2 parallel.context_transfers=heads";
-    for (ranks, settings) in [
-        (4, "model.preset=tiny parallel.context=4 precision.compute=f32 model.hidden_dropout=0.1"),
-        (
-            8,
-            "model.preset=tiny-llama model.kv_heads=4 parallel.context=2 parallel.tensor=2 precision.compute=f32 \
-             model.attention_sinks=true parallel.sequence_parallel=true data.reset_attention_mask=true \
-             recompute.granularity=full recompute.keep_attention=true",
-        ),
-        (
-            4,
-            "model.preset=gemma3-1b model.kv_heads=2 model.sliding_window=4 model.window_pattern=[1,0] \
-             parallel.context=2 parallel.pipeline=2 precision.compute=bf16 data.sft=true data.sft_packing=4",
-        ),
-    ] {
-        verified(ranks, &format!("{common} {settings}"));
-    }
+    verified_rows("heads");
 }
 
 /// Data-parallel ranks divide no state of such a stage, but each of its weights is saved once.

@@ -8,8 +8,8 @@ use engine::precision::Precision;
 use parallel::{Axis, Mesh};
 use trainer::config::plan::RunPlan;
 use trainer::config::{
-    BalanceLossOver, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, ModelKind,
-    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice, TokenDropPolicy,
+    BalanceGroup, DataParallelSharding, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphScope, Keeps, ModelKind,
+    MomentDtype, OptimizerChoice, PipelineSchedule, RecomputeGranularity, RunConfig, SyncDebugChoice,
 };
 
 use super::layouts::OfExpert;
@@ -92,9 +92,9 @@ pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     }
     leave_out_the_run(&mut config);
     make_exact(&mut config, &mut replaced);
-    if config.train.balance_loss_over == BalanceLossOver::GlobalBatch && mesh.size(Axis::Data) > 1 {
+    if config.train.balance_loss_over == BalanceGroup::GlobalBatch && mesh.size(Axis::Data) > 1 {
         // It is about the microbatches that ranks have at once, and one rank has no others.
-        config.train.balance_loss_over = BalanceLossOver::Microbatch;
+        config.train.balance_loss_over = BalanceGroup::Microbatch;
         replaced.push("train.balance_loss_over = \"global_batch\": \"microbatch\", as one rank has no others".into());
     }
     keep_what_fits(&mut config, mesh, &mut replaced)?;
@@ -327,7 +327,7 @@ fn in_own_format(exact: &RunConfig, run: &RunConfig, replaced: &mut Vec<String>)
     let format = format.join(", ");
     if model.experts > 0 {
         // Rounding would let tokens choose other experts, and drop other choices.
-        (train.force_expert_balance, model.token_drop_policy) = (true, TokenDropPolicy::Position);
+        (train.force_expert_balance, model.token_drop_policy) = (true, Keeps::FirstTokens);
         replaced.push(format!("{format}: which experts tokens choose, as rounding decides; they take turns"));
     }
     Some(Rounded { format, config })

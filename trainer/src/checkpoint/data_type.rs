@@ -17,7 +17,12 @@ pub enum DataType {
 impl DataType {
     /// The type that safetensors calls so.
     pub(crate) fn named(name: &str) -> Option<DataType> {
-        [DataType::F32, DataType::F16, DataType::Bf16].into_iter().find(|dtype| dtype.name() == name)
+        match name {
+            "F32" => Some(DataType::F32),
+            "F16" => Some(DataType::F16),
+            "BF16" => Some(DataType::Bf16),
+            _ => None,
+        }
     }
 
     /// As options name it; f32 unless that is `f16` or `bf16`.
@@ -26,14 +31,6 @@ impl DataType {
             "f16" => DataType::F16,
             "bf16" => DataType::Bf16,
             _ => DataType::F32,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            DataType::F32 => "F32",
-            DataType::F16 => "F16",
-            DataType::Bf16 => "BF16",
         }
     }
 

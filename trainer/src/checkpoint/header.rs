@@ -1,4 +1,4 @@
-//! The header of a safetensors file, read and checked: the file's tensors and their places.
+//! The header of a safetensors file, written, or read and checked: the file's tensors and their places.
 //!
 //! The format: 8 bytes with the length of the header, the header as JSON, then the values of all tensors end to end. See
 //! <https://huggingface.co/docs/safetensors>.
@@ -8,8 +8,12 @@ use std::fmt::Formatter;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+
+use super::data_type::DataType;
 
 /// The format's own limit on the length of headers.
 const LONGEST: u64 = 100_000_000;
@@ -17,25 +21,40 @@ const LONGEST: u64 = 100_000_000;
 /// Most axes of a tensor.
 pub(super) const MOST_AXES: usize = 8;
 
-/// Types of values, with the bits of each, as the safetensors library has them.
-const TYPES: [(&str, u64); 16] = [
-    ("BOOL", 8),
-    ("U8", 8),
-    ("I8", 8),
-    ("F8_E5M2", 8),
-    ("F8_E4M3", 8),
-    ("F8_E8M0", 8),
-    ("I16", 16),
-    ("U16", 16),
-    ("F16", 16),
-    ("BF16", 16),
-    ("I32", 32),
-    ("U32", 32),
-    ("F32", 32),
-    ("F64", 64),
-    ("I64", 64),
-    ("U64", 64),
-];
+/// Bits of a value of a type, as the safetensors library has them; `None` for an unknown type.
+fn bits(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(8),
+        "I16" | "U16" | "F16" | "BF16" => Some(16),
+        "I32" | "U32" | "F32" => Some(32),
+        "F64" | "I64" | "U64" => Some(64),
+        _ => None,
+    }
+}
+
+/// The beginning of a file of these tensors, each with its name, type and shape: all but the values.
+pub(crate) fn beginning(tensors: impl Iterator<Item = (String, DataType, Vec<usize>)>) -> Vec<u8> {
+    let mut end = 0;
+    let info = |(name, dtype, shape): (String, DataType, Vec<usize>)| {
+        let start = end;
+        end += shape.iter().product::<usize>() * dtype.size();
+        let dtype = match dtype {
+            DataType::F32 => Dtype::F32,
+            DataType::F16 => Dtype::F16,
+            DataType::Bf16 => Dtype::BF16,
+        };
+        (name, TensorInfo { dtype, shape, data_offsets: (start, end) })
+    };
+    // Hugging Face's readers ask for the library that has this layout.
+    let library = [("format".to_string(), "pt".to_string())].into();
+    let metadata = Metadata::new(Some(library), tensors.map(info).collect())
+        .unwrap_or_else(|error| unreachable!("offsets follow from shapes: {error}"));
+    let text = serde_json::to_vec(&metadata).unwrap_or_else(|error| unreachable!("names are text: {error}"));
+    let mut header = (text.len().next_multiple_of(8) as u64).to_le_bytes().to_vec();
+    header.extend(&text);
+    header.resize(header.len().next_multiple_of(8), b' ');
+    header
+}
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -100,9 +119,8 @@ fn lie_end_to_end(tensors: &BTreeMap<String, TensorHeader>, bytes: u64) -> Resul
             return Err(format!("has `{name}` with {} axes", shape.len()));
         }
         // Of an unknown type the shape says nothing. Such a tensor cannot be read either.
-        let bits = TYPES.iter().find(|(known, _)| known == dtype).map(|(_, bits)| *bits);
         let elements = shape.iter().try_fold(1u64, |all, &size| all.checked_mul(size as u64));
-        let wanted = bits.map(|bits| elements.and_then(|elements| elements.checked_mul(bits / 8)));
+        let wanted = bits(dtype).map(|bits| elements.and_then(|elements| elements.checked_mul(bits / 8)));
         if wanted.is_some_and(|wanted| wanted != Some(end - begin)) {
             return Err(format!("has `{name}` with shape {shape:?} of {dtype} in {} bytes", end - begin));
         }

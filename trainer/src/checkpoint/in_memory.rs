@@ -1,12 +1,24 @@
 //! States in shared memory: checkpoints of the usual form, written more often, in a folder that lives as long as the
-//! supervisor of the run. They serve processes that died on a machine that lives.
+//! supervisor of the run. They serve processes that died on a machine that lives. When the supervisor ends, the last one is
+//! copied to the disk.
 
+use std::io::{Error as IoError, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::folder::steps;
-use super::manifest::{Damage, Manifest};
+use launch::watch::activity::Activity;
+use rayon::prelude::*;
+
+use super::file::CheckpointFile;
+use super::folder::{empty_folder, remove_files, steps, temporary};
+use super::lock::{CHECKPOINTS, FolderLock};
+use super::manifest::{Damage, FileEntry, MANIFEST, Manifest, open};
+use super::output::{Output, WriteError};
 use super::read::{check_sizes, config};
+use super::step_name::step_name;
+use super::unfinished::{rename, sync_folder};
 use crate::config::CheckpointConfig;
+use crate::error::{RunError, file_error};
 
 /// The folder for the states of a run with these settings; `None` if it keeps none in memory.
 pub fn state_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
@@ -78,4 +90,60 @@ pub(super) fn newest_of_right_sizes(dir: &Path, memory: Option<&Path>) -> Option
     let on_disk = all.map(|(_, path)| path).find_map(complete);
     let manifest = on_disk.as_ref().map(|(_, manifest)| manifest);
     memory.and_then(|memory| newer_state((memory, dir), manifest, check_sizes).found).or(on_disk)
+}
+
+/// Bytes of a file that are copied at once.
+const BLOCK: u64 = 64 << 20;
+
+/// Copies the newest state in `memory` to `dir`, a run's `checkpoint.dir`, as a checkpoint, if it is newer than those there.
+/// Returns the checkpoint, and why newer states were not taken. The caller knows that the run has ended.
+///
+/// # Errors
+/// Another run has the folder; files that are damaged, or cannot be read or written. Nothing half written stays.
+pub fn copy_newest_state(memory: &Path, dir: &Path) -> Result<(Option<PathBuf>, Vec<String>), RunError> {
+    let on_disk = newest_of_right_sizes(dir, None).map(|(_, manifest)| manifest);
+    // Contents are compared while they are copied.
+    let newer = newer_state((memory, dir), on_disk.as_ref(), check_sizes);
+    let Some((state, manifest)) = newer.found else { return Ok((None, newer.refused)) };
+    let _lock = FolderLock::take(dir, CHECKPOINTS, "checkpoint.dir", "")?;
+    let path = dir.join(step_name(manifest.step));
+    let folder = temporary(&path);
+    let copied = copy(&state, &manifest, &folder)
+        .and_then(|()| rename(&folder, &path).map_err(|error| WriteError(path.clone(), error)));
+    copied.map_err(|WriteError(file, error)| {
+        let _ = remove_files(&folder);
+        file_error(file.display().to_string())(error)
+    })?;
+    Ok((Some(path), newer.refused))
+}
+
+/// Copies all files of a state to a new folder and syncs them, the manifest last.
+fn copy(state: &Path, manifest: &Manifest, folder: &Path) -> Result<(), WriteError> {
+    empty_folder(folder).map_err(|error| WriteError(folder.into(), error))?;
+    manifest.files.par_iter().try_for_each(|entry| match copy_file(state, &entry.name, folder)? == *entry {
+        true => Ok(()),
+        false => Err(damaged(state, &entry.name, "it is not what its manifest says".into())),
+    })?;
+    copy_file(state, MANIFEST, folder)?;
+    sync_folder(folder).map_err(|error| WriteError(folder.into(), error))
+}
+
+/// Copies a file and syncs it. Returns what was written.
+fn copy_file(state: &Path, name: &str, folder: &Path) -> Result<FileEntry, WriteError> {
+    let file = CheckpointFile::named(name).ok_or_else(|| damaged(state, name, "no checkpoint has it".into()))?;
+    let mut from = open(state, name).map_err(|damage| damaged(state, name, damage.problem))?;
+    let activity = Activity::default();
+    let mut output = Output::create(folder, file, &activity)?;
+    loop {
+        let mut block = Vec::new();
+        let read = from.by_ref().take(BLOCK).read_to_end(&mut block);
+        if read.map_err(|error| WriteError(state.join(name), error))? == 0 {
+            return Ok(output.finish()?.0);
+        }
+        output.write(Arc::new(block))?;
+    }
+}
+
+fn damaged(state: &Path, name: &str, problem: String) -> WriteError {
+    WriteError(state.join(name), IoError::other(problem))
 }

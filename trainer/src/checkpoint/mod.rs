@@ -34,9 +34,8 @@
 //!
 //! Start with [`Session`]: the training loop uses nothing else.
 
-mod changed_settings;
+mod changes;
 mod content_hash;
-mod copied;
 mod data_type;
 mod file;
 mod folder;
@@ -45,7 +44,6 @@ mod in_memory;
 mod layout;
 mod lock;
 mod manifest;
-mod meaning;
 mod other_formats;
 mod output;
 mod read;
@@ -57,17 +55,15 @@ mod validated;
 mod write;
 mod writers;
 
-pub use changed_settings::{Change, ChangedSettings};
-pub use copied::copy_newest_state;
+pub use changes::{Change, ChangedSettings, changed_meaning};
 pub use data_type::DataType;
 pub use file::{KeptFile, SourceFile};
 pub(crate) use folder::newest_in;
 pub use folder::{list, named, named_tokenizer};
-pub(crate) use header::{FileHeader, TensorHeader};
-pub use in_memory::state_folder;
+pub(crate) use header::{FileHeader, TensorHeader, beginning};
 pub(crate) use in_memory::{MOST_STATES, states_to_come};
+pub use in_memory::{copy_newest_state, state_folder};
 pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
-pub use meaning::changed_meaning;
 pub use other_formats::refuse_other_formats;
 pub use read::{LARGEST_SOURCE_FILE, load, verify};
 pub(crate) use read::{copy_overlap, read_ahead};

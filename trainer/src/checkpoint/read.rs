@@ -139,7 +139,7 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
         activity.advance();
         Ok(())
     };
-    read_ahead::<_, RunError>(&wanted, |wanted| wanted.range.len(), read, set)?;
+    read_ahead(&wanted, |wanted| wanted.range.len(), read, set)?;
     stage.refresh_scales()?;
     let spikes = manifest.spikes.as_ref();
     let status = Status {
@@ -160,12 +160,12 @@ const AT_ONCE: usize = 512 << 20;
 ///
 /// # Errors
 /// The first of `read` or `set`.
-pub(crate) fn read_ahead<T: Sync, E: From<UserError>>(
+pub(crate) fn read_ahead<T: Sync>(
     all: &[T],
     elements: impl Fn(&T) -> usize,
     read: impl Fn(&T) -> Result<Vec<f32>, UserError> + Sync,
-    mut set: impl FnMut(&T, Vec<f32>) -> Result<(), E>,
-) -> Result<(), E> {
+    mut set: impl FnMut(&T, Vec<f32>) -> Result<(), RunError>,
+) -> Result<(), RunError> {
     let (mut batches, mut first, mut sum) = (Vec::new(), 0, 0);
     for (at, one) in all.iter().enumerate() {
         let more = elements(one) * size_of::<f32>();

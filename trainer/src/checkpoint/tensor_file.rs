@@ -10,11 +10,9 @@ use device::ops::join_master;
 use device::{DType, Device, Element, HostCopy, Tensor, bf16};
 use engine::params::{CodeMemory, Codes, Slab};
 use launch::watch::activity::Activity;
-use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::data_type::DataType;
 use super::file::{CheckpointFile, Tensors};
+use super::header::beginning;
 use super::layout::{LocalTensor, SlabMemory};
 use super::manifest::{FileEntry, TensorEntry};
 use super::output::{Content, Output, SaveSeconds, WriteError};
@@ -33,23 +31,12 @@ pub(super) struct TensorFile<'t> {
 impl<'t> TensorFile<'t> {
     /// This rank's file of these tensors; `None` if the rank has nothing to write to it.
     pub(super) fn new(of: Tensors, writers: &Writers, all: &'t [LocalTensor]) -> Option<TensorFile<'t>> {
-        let (mut end, mut infos, mut slabs) = (0, Vec::new(), Vec::new());
-        for (tensor, number, slab) in written(all).filter(|(tensor, ..)| tensor.file == of) {
-            let start = end;
-            end += bytes_of(tensor, slab);
-            let dtype = if tensor.data_type() == DataType::Bf16 { Dtype::BF16 } else { Dtype::F32 };
-            let info = TensorInfo { dtype, shape: slab.sizes.clone(), data_offsets: (start, end) };
-            infos.push((key(tensor, number), info));
-            slabs.push((tensor, slab));
-        }
-        // Hugging Face's readers ask for the library that has this layout.
-        let library = [("format".to_string(), "pt".to_string())].into();
-        let metadata = Metadata::new(Some(library), infos)
-            .unwrap_or_else(|error| unreachable!("offsets follow from shapes: {error}"));
-        let text = serde_json::to_vec(&metadata).unwrap_or_else(|error| unreachable!("names are text: {error}"));
-        let mut header = (text.len().next_multiple_of(8) as u64).to_le_bytes().to_vec();
-        header.extend(&text);
-        header.resize(header.len().next_multiple_of(8), b' ');
+        let slabs = || written(all).filter(|(tensor, ..)| tensor.file == of);
+        let tensor = |(tensor, number, slab): (&LocalTensor, usize, &Slab)| {
+            (key(tensor, number), tensor.data_type(), slab.sizes.clone())
+        };
+        let header = beginning(slabs().map(tensor));
+        let slabs: Vec<_> = slabs().map(|(tensor, _, slab)| (tensor, slab)).collect();
         (!slabs.is_empty()).then(|| TensorFile { file: writers.file(of), header, slabs })
     }
 

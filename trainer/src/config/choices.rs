@@ -2,6 +2,7 @@
 
 use common::choice;
 use device::ops::CodeForm;
+pub use engine::model::{BalanceGroup, FeedForward, Keeps, NormPlacement, QkNorm};
 use serde::{Deserialize, Serialize};
 
 choice! {
@@ -35,28 +36,6 @@ choice! {
 }
 
 choice! {
-    /// The choices that an expert keeps, if it has more than its capacity.
-    pub enum TokenDropPolicy {
-        /// The choices with the highest weights.
-        Probs = "probs",
-        /// The choices of the first tokens.
-        Position = "position",
-    }
-}
-
-choice! {
-    /// The tokens whose loads a balance loss compares.
-    pub enum BalanceLossOver {
-        /// The tokens of a microbatch.
-        Microbatch = "microbatch",
-        /// The tokens of each sequence.
-        Sequence = "sequence",
-        /// The tokens of all ranks' microbatches of the step, up to this one.
-        GlobalBatch = "global_batch",
-    }
-}
-
-choice! {
     /// The normalization before attention, feed-forward and head.
     pub enum Normalization {
         /// Subtracts the mean and divides by the standard deviation.
@@ -65,42 +44,6 @@ choice! {
         RmsNorm = "rmsnorm",
         /// The same, times 1 + weight.
         RmsNorm1p = "rmsnorm_1p",
-    }
-}
-
-choice! {
-    /// The places of norms in blocks.
-    pub enum NormPlacement {
-        /// Before attention and feed-forward.
-        Pre = "pre",
-        /// After each of them, before the sum with the residual stream.
-        Post = "post",
-        /// Before and after.
-        Sandwich = "sandwich",
-    }
-}
-
-choice! {
-    /// The heads that one norm of queries or keys covers.
-    pub enum QkNormOver {
-        /// Each head by itself.
-        EachHead = "each_head",
-        /// All query heads together, and all key heads.
-        AllHeads = "all_heads",
-    }
-}
-
-choice! {
-    /// The non-linearity of the feed-forward layer.
-    pub enum Activation {
-        /// GELU in its tanh form.
-        Gelu = "gelu",
-        /// SwiGLU. It has a third matrix.
-        SwiGlu = "swiglu",
-        /// GeGLU, likewise.
-        GeGlu = "geglu",
-        /// The SwiGLU of gpt-oss, with bounds, likewise.
-        ClampedSwiGlu = "clamped_swiglu",
     }
 }
 

@@ -20,13 +20,7 @@ mod sections;
 mod sources;
 pub mod unused_settings;
 
-pub use choices::{
-    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
-    ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype,
-    NormPlacement, Normalization, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
-    RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
-    TokenDropPolicy, VerifyMemory,
-};
+pub use choices::*;
 pub use optimizers::{OptimizerChoice, OwnOptimizer};
 pub use options::{
     CheckpointConfig, CudaGraphConfig, DpoConfig, LoggingConfig, ModelConfig, OffloadConfig, OptimizerConfig,
@@ -35,3 +29,15 @@ pub use options::{
 pub use plan::has_documents;
 pub use sections::{OwnSettings, RunConfig, by_key};
 pub use sources::ConfigSources;
+
+/// The groups of a text: each a line, and the words of the indented lines after it. Lines with # are comments.
+fn groups(text: &'static str) -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        match (line.strip_prefix("    "), groups.last_mut()) {
+            (Some(words), Some((_, of))) => of.extend(words.split(' ')),
+            _ => groups.push((line, Vec::new())),
+        }
+    }
+    groups
+}

@@ -11,13 +11,7 @@ use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
 
-use crate::config::choices::{
-    Activation, AmaxAlgo, BalanceLossOver, ContextTransfersChoice, DataParallelSharding, DecayStyle, DeviceChoice,
-    ExpertGroupScore, Fp8Choice, FrozenWeights, GradReduce, GraphMempool, GraphScope, ModelKind, MomentDtype,
-    NormPlacement, Normalization, PipelineSchedule, PositionEmbedding, PreferenceLoss, QkNormOver,
-    RecomputeGranularity, ResidualInit, Resume, RopeScalingType, RouterScore, SyncDebugChoice, TensorTransfers,
-    TokenDropPolicy, VerifyMemory,
-};
+use crate::config::choices::*;
 use crate::config::optimizers::OptimizerChoice;
 use crate::families::Preset;
 
@@ -184,7 +178,7 @@ section! { ModelConfig, "model":
     norm: Normalization, "norm", ["normalization"], "\"layernorm\"", Kind::Choice(Normalization::WORDS), "Normalisation before attention, feed-forward and head. rmsnorm_1p multiplies by 1 + weight (as Gemma)";
     norm_eps: f64, "norm-eps", ["norm-epsilon", "layernorm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms";
     norm_placement: NormPlacement, "norm-placement", [], "\"pre\"", Kind::Choice(NormPlacement::WORDS), "Norms of blocks: before attention and feed-forward, after them (as OLMo 2 has them), or both (as Gemma)";
-    activation: Activation, "activation", [], "\"gelu\"", Kind::Choice(Activation::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU or GeGLU with a third matrix. clamped_swiglu is that of gpt-oss: gate x sigmoid(1.702 gate) of a gate of at most 7, times 1 + a gated value within -7 and 7";
+    activation: FeedForward, "activation", [], "\"gelu\"", Kind::Choice(FeedForward::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU or GeGLU with a third matrix. clamped_swiglu is that of gpt-oss: gate x sigmoid(1.702 gate) of a gate of at most 7, times 1 + a gated value within -7 and 7";
     experts: usize, "experts", ["num-experts"], "0", Kind::Integer, "Experts of a feed-forward layer. Each token passes experts_per_token of them. 0: layers are dense";
     experts_per_token: usize, "experts-per-token", ["moe-router-topk"], "2", Kind::Integer, "Experts that a token passes";
     expert_groups: usize, "expert-groups", ["moe-router-num-groups"], "1", Kind::Integer, "Groups of neighbouring experts. A token chooses from the expert_groups_per_token of them with the highest scores (as DeepSeek-V3). 1: from all experts";
@@ -194,7 +188,7 @@ section! { ModelConfig, "model":
     shared_expert_ffn: usize, "shared-expert-ffn", ["moe-shared-expert-intermediate-size"], "0", Kind::Integer, "Width of the shared expert, which every token passes too. 0: there is none";
     expert_pattern: Vec<usize>, "expert-pattern", [], "[]", Kind::Integers, "Which blocks have experts: 1 with, 0 dense, repeated over all blocks. Empty: all";
     expert_capacity_factor: Option<f64>, "expert-capacity-factor", ["moe-expert-capacity-factor"], "", Kind::Float, "Training only: an expert takes at most this times the mean number of choices of a microbatch, rounded up. Choices beyond it are dropped: they add nothing to their token. Unset: nothing is dropped";
-    token_drop_policy: TokenDropPolicy, "token-drop-policy", ["moe-token-drop-policy"], "\"probs\"", Kind::Choice(TokenDropPolicy::WORDS), "expert_capacity_factor: an expert keeps the choices with the highest weights (of equal ones those of the first tokens), or position: those of the first tokens of the microbatch";
+    token_drop_policy: Keeps, "token-drop-policy", ["moe-token-drop-policy"], "\"probs\"", Kind::Choice(Keeps::WORDS), "expert_capacity_factor: an expert keeps the choices with the highest weights (of equal ones those of the first tokens), or position: those of the first tokens of the microbatch";
     router_score: RouterScore, "router-score", ["moe-router-score-function"], "\"softmax\"", Kind::Choice(RouterScore::WORDS), "Scores of experts: softmax over all, or the logistic function of each (as DeepSeek-V3). A token passes the experts with the highest scores";
     router_normalise: bool, "router-normalise", [], "true", Kind::Bool, "The weights of a token's experts, which are their scores, are divided by their sum";
     router_scale: f64, "router-scale", ["moe-router-topk-scaling-factor"], "1.0", Kind::Float, "The weights of a token's experts are multiplied by it";
@@ -207,7 +201,7 @@ section! { ModelConfig, "model":
     bias: bool, "bias", ["add-bias-linear"], "true", Kind::Bool, "Linear layers and LayerNorms have biases, routers and experts too";
     qkv_bias: bool, "qkv-bias", ["add-qkv-bias"], "false", Kind::Bool, "Queries, keys and values have biases, also with bias = false";
     qk_norm: bool, "qk-norm", ["qk-layernorm"], "false", Kind::Bool, "Queries and keys are normalised, before they are rotated (with norm = \"rmsnorm\" or \"rmsnorm_1p\")";
-    qk_norm_over: QkNormOver, "qk-norm-over", [], "\"each_head\"", Kind::Choice(QkNormOver::WORDS), "qk_norm: over each head (as Qwen3), or over all query heads and all key heads (as OLMo 2)";
+    qk_norm_over: QkNorm, "qk-norm-over", [], "\"each_head\"", Kind::Choice(QkNorm::WORDS), "qk_norm: over each head (as Qwen3), or over all query heads and all key heads (as OLMo 2)";
     init_std: f64, "init-std", ["init-method-std"], "0.02", Kind::Float, "Standard deviation of the first values of matrices";
     residual_init: ResidualInit, "residual-init", [], "\"scaled\"", Kind::Choice(ResidualInit::WORDS), "First values of matrices that write to the residual stream: standard deviation init_std / sqrt(2 layers) as in GPT-2, or init_std";
     tie_embeddings: bool, "tie-embeddings", [], "true", Kind::Bool, "The head uses the embedding's table";
@@ -270,7 +264,7 @@ section! { TrainConfig, "train":
     z_loss_multiplier: f64, "z-loss-multiplier", [], "0.0", Kind::Float, "gpt: the z-loss, this multiple of logsumexp(logits)^2, is added to the loss in training, and keeps logits from growing. 1e-5 is usual; 0 for none. It is reported apart from the loss";
     mtp_loss_factor: f64, "mtp-loss-factor", ["mtp-loss-scaling-factor"], "0.1", Kind::Float, "model.mtp_layers: the mean of these layers' losses, times this, is added to the loss. The losses are reported apart, without the factor";
     balance_loss_multiplier: f64, "balance-loss-multiplier", ["moe-aux-loss-coeff"], "0.0", Kind::Float, "experts: factor of the loss that keeps the loads of experts equal (1 times the factor for each layer, if they are). 0.01 is usual; 0 for none. It is reported apart from the loss";
-    balance_loss_over: BalanceLossOver, "balance-loss-over", [], "\"microbatch\"", Kind::Choice(BalanceLossOver::WORDS), "experts: the balance loss compares the loads of a microbatch's tokens, of each sequence's, or of all data-parallel ranks' tokens in the step so far (one small transfer for each layer and microbatch)";
+    balance_loss_over: BalanceGroup, "balance-loss-over", [], "\"microbatch\"", Kind::Choice(BalanceGroup::WORDS), "experts: the balance loss compares the loads of a microbatch's tokens, of each sequence's, or of all data-parallel ranks' tokens in the step so far (one small transfer for each layer and microbatch)";
     router_z_loss_multiplier: f64, "router-z-loss-multiplier", ["moe-z-loss-coeff"], "0.0", Kind::Float, "experts: the mean of logsumexp(logits)^2 of routers, times this, is added to the loss. 1e-3 is usual; 0 for none. It is reported apart from the loss";
     router_bias_update_rate: f64, "router-bias-update-rate", ["moe-router-bias-update-rate"], "1e-3", Kind::Float, "experts: what every step adds to the router_bias of experts with less than the mean load, and subtracts from those with more";
     force_expert_balance: bool, "force-expert-balance", ["moe-router-force-load-balancing"], "false", Kind::Bool, "experts: tokens take experts in turn, whatever the router says. For benchmarks: such a model learns nothing of use";

@@ -85,7 +85,7 @@ fn other_names() -> String {
          takes the defaults here for those that it leaves out.\n",
     );
     for trainer in Trainer::ALL {
-        let _ = write!(text, "\n### {}\n\n| name | default | here |\n|---|---|---|\n", trainer.name());
+        let _ = write!(text, "\n### {}\n\n| name | default | here |\n|---|---|---|\n", trainer);
         for OtherName { name, default, here } in trainer.names() {
             let (rule, fix) = here.answer();
             let default = if default.is_empty() { String::new() } else { format!("`{default}`") };

@@ -5,126 +5,17 @@ use std::collections::BTreeMap;
 
 use common::format::counted;
 use engine::params::Sharding;
-use engine::precision::Precision;
 use parallel::Axis;
 use toml::Value;
 
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
-use crate::config::{ConfigSources, DecayStyle, ModelKind, PositionEmbedding, RunConfig};
+use crate::config::{ConfigSources, DecayStyle, ModelKind, OwnSettings, RunConfig, groups};
 
-use When::{Is, Not, Off, Unread};
-
-/// When settings have no effect.
-enum When {
-    /// This option is off: false, 0, none, empty or unset.
-    Off(&'static str),
-    /// This option has another value than this word.
-    Not(&'static str, &'static str),
-    /// The optimizer does not read the setting.
-    Unread,
-    Is(fn(&RunPlan) -> bool),
+/// What has no effect when: `unused_settings.txt`.
+fn rules() -> Vec<(&'static str, Vec<&'static str>)> {
+    groups(include_str!("unused_settings.txt"))
 }
-
-const NO_DATA_RANKS: &str = "with one data-parallel rank there is nothing to divide or sum";
-const NO_TENSOR_RANKS: When = Is(|run| run.config.parallel.tensor == 1);
-const IS_MLP: When = Is(|run| run.config.model.kind == ModelKind::Mlp);
-
-/// Settings, when they have no effect, and why. They are told in this order, where they differ from their defaults. Of a
-/// setting's reasons the first counts.
-#[rustfmt::skip]
-const RULES: &[(&[&str], When, &str)] = &[
-    (&["parallel.sequence_parallel"], NO_TENSOR_RANKS, "with parallel.tensor = 1 no ranks share a layer and its tokens"),
-    (&["parallel.context_transfers"], Is(|run| run.config.parallel.context == 1),
-     "with parallel.context = 1 no ranks divide sequences"),
-    (&["parallel.tensor_transfers"], NO_TENSOR_RANKS, "with parallel.tensor = 1 no ranks share a layer"),
-    (&["cuda_graph.scope", "cuda_graph.modules", "cuda_graph.layers", "cuda_graph.warmup_steps",
-       "cuda_graph.share_io_buffers", "cuda_graph.capture_optimizer", "cuda_graph.overlap_microbatches",
-       "cuda_graph.verify"], Off("cuda_graph.enable"), "nothing is captured"),
-    (&["cuda_graph.overlap_microbatches"], Is(|run| run.batch.microbatches() == 1),
-     "a step has one microbatch on each rank, which nothing overlaps with"),
-    (&["cuda_graph.verify_memory"], Is(|run| run.config.cuda_graph.verify == 0),
-     "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified"),
-    (&["model.lora_alpha", "model.lora_dropout", "model.lora_target_modules"], Off("model.lora_rank"),
-     "there are no adapters"),
-    (&["optimizer.decay_steps"], Not("optimizer.schedule", "wsd"), "; other decays end with the run"),
-    (&["optimizer.momentum"], Unread, "it is for optimizer.kind = \"sgd\""),
-    (&["recompute.layers", "recompute.blocks", "recompute.keep_attention"], Not("recompute.granularity", "full"), ""),
-    (&["offload.optimizer_fraction"], Off("offload.optimizer"), "the optimizer's state stays on the device"),
-    (&["offload.activation_layers", "offload.optimizer"], Is(|run| run.frozen.are_all()), "nothing is trained, so nothing waits for a backward"),
-    (&["precision.fp8_recipe", "precision.bf16_blocks", "precision.fp8_metrics_interval", "precision.fp8_param_gather",
-       "precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"], Off("precision.fp8"),
-     "no layer multiplies in 8 bits"),
-    (&["precision.fp8_amax_history", "precision.fp8_amax_algo", "precision.fp8_margin"],
-     Is(|run| !run.config.precision.fp8_recipe.keeps_magnitudes()),
-     "it is for precision.fp8_recipe = \"delayed\" or \"rowwise\""),
-    (&["optimizer.min_lr"], Is(|run| run.config.optimizer.schedule == DecayStyle::Constant),
-     "with optimizer.schedule = \"constant\" there is no decay"),
-    (&["model.max_position_embeddings"], Not("model.position", "learned"), ""),
-    (&["model.window_pattern"], Off("model.sliding_window"), "no block has a window"),
-    (&["model.rope_scaling_type"], Off("model.rope_scaling"), "frequencies are not scaled"),
-    (&["model.rope_scaling", "model.rope_base"], Not("model.position", "rotary"), ""),
-    (&["model.qk_norm_over"], Off("model.qk_norm"), "queries and keys are not normalised"),
-    (&["model.rope_window_base"], Is(|run| run.config.model.sliding_window.is_none()),
-     "it is for blocks with a model.sliding_window"),
-    (&["model.qkv_bias"], Is(|run| run.config.model.bias), "with model.bias = true all linear layers have biases"),
-    (&["parallel.distributed_optimizer", "parallel.data_parallel_sharding", "parallel.optimizer_instances", "parallel.grad_reduce"], Is(has_one_data_rank), NO_DATA_RANKS),
-    (&["parallel.expert_tensor"], Off("model.experts"), "layers are dense"),
-    (&["optimizer.main_grads_dtype"], Is(|run| run.config.model.lora_rank > 0),
-     "the weights of blocks are frozen, and adapters have gradients in f32"),
-    (&["parallel.expert_row_budget"], Is(|run| run.config.parallel.expert == 1), "each rank has all experts, and room for their rows"),
-    (&["parallel.expert_row_budget"], Is(|run| run.config.parallel.expert > 1 && run.model.row_budget().is_none()),
-     "a token chooses as many experts as there are ranks, or more: ranks gather the tokens of all, and exchange no rows"),
-    (&["precision.fp8_param_gather"], Is(|run| has_one_data_rank(run) || run.config.parallel.sharding() == Sharding::Nothing),
-     "only data-parallel ranks with a distributed optimizer gather weights"),
-    (&["checkpoint.interval", "checkpoint.memory_interval", "checkpoint.keep", "checkpoint.save_best",
-       "checkpoint.async_save"], Off("checkpoint.dir"), "no checkpoint is written"),
-    (&["logging.sample_interval"], Off("logging.sample_prompts"), "the model writes nothing while it trains"),
-    (&["logging.trace_after"], Off("logging.trace"), "there is no timeline"),
-    (&["dpo.beta", "dpo.references"], Is(|run| !run.config.data.kind().is_judged()),
-     "the run learns from no pairs of answers, and from no answers with a label"),
-    (&["dpo.loss_type", "dpo.label_smoothing"], Off("data.dpo"), "the run learns from no pairs of answers"),
-    (&["dpo.desirable_weight", "dpo.undesirable_weight"], Off("data.kto"), "the run learns from no answers with a label"),
-    (&["data.split"], Off("data.path"), "the trainer generates data"),
-    (&["data.split"], Is(|run| run.config.data.validation_path.is_some()),
-     "data.validation_path is for validation, and all of data.path for training"),
-    (&["data.group_by_length"], Is(|run| run.buckets.shorter().is_empty()),
-     "without data.seq_length_buckets (--seq-length-buckets) all steps have the same length"),
-    (&["data.seq_length_buckets"],
-     Is(|run| run.buckets.shorter().is_empty() && run.config.data.seq_length_buckets.len() == 1),
-     "its one length is that of the model"),
-    (&["model.query_latent", "model.rotary_head_dim", "model.value_head_dim"], Off("model.kv_latent"), "attention is grouped"),
-    (&["data.reset_attention_mask", "model.attention_sinks", "model.kv_latent"], Is(|run| !run.config.model.attention), "without attention a token sees itself alone"),
-    (&["data.documents_per_sample"],
-     Is(|run| !run.config.data.reset_attention_mask && !run.config.data.reset_position_ids),
-     "without data.reset_attention_mask or data.reset_position_ids a sample is one document"),
-    (&["data.reset_position_ids"], Is(|run| run.config.model.position != PositionEmbedding::Learned),
-     "the model has no learned positions, and attention within documents depends on distances alone"),
-    (&["data.raw_tokens"], Is(|run| data::forms(&run.config.data) == (true, false)),
-     "it is for token files, and the data are text"),
-    (&["data.end_of_text"],
-     Is(|run| data::forms(&run.config.data) == (false, true) && run.config.data.divides().is_none()),
-     "token files mark where documents end; only `trainer sample` uses it"),
-    (&["optimizer.betas", "optimizer.eps", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"], Unread,
-     "it is for optimizer.kind = \"adamw\""),
-    (&["optimizer.store_param_remainders"], Is(|run| run.config.precision.compute != Precision::Bf16),
-     "without precision.compute = \"bf16\" weights are their own masters"),
-    (&["optimizer.skip_step_interval"], Off("optimizer.skip_step_sigma_factor"), "no step is skipped"),
-    (&["optimizer.muon_momentum", "optimizer.muon_num_ns_steps"], Unread, "it is for optimizer.kind = \"muon\""),
-    (&["train.mtp_loss_factor"], Off("model.mtp_layers"), "the model predicts the next token alone"),
-    (&["train.z_loss_multiplier", "train.balance_loss_multiplier", "train.balance_loss_over",
-       "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance", "recompute.mlp_tiles"], IS_MLP,
-     "it is for model.kind = \"gpt\""),
-    (&["model.experts_per_token", "model.expert_groups", "model.expert_groups_per_token", "model.expert_group_score", "model.expert_ffn", "model.shared_expert_ffn", "model.expert_pattern",
-       "model.expert_capacity_factor", "model.token_drop_policy", "model.router_score", "model.router_normalise",
-       "model.router_scale", "model.router_bias", "train.balance_loss_multiplier", "train.balance_loss_over",
-       "train.router_z_loss_multiplier", "train.router_bias_update_rate", "train.force_expert_balance"],
-     Off("model.experts"), "layers are dense"),
-    (&["model.expert_groups_per_token", "model.expert_group_score"], Is(|run| run.config.model.expert_groups == 1), "with model.expert_groups = 1 a token chooses from all experts"),
-    (&["model.token_drop_policy"], Off("model.expert_capacity_factor"), "nothing is dropped"),
-    (&["train.router_bias_update_rate"], Off("model.router_bias"), "routers have no bias"),
-    (&["train.balance_loss_over"], Off("train.balance_loss_multiplier"), "there is no balance loss"),
-];
 
 /// Settings that are told without their values.
 const WITHOUT_VALUE: &[&str] = &["model.rope_window_base", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"];
@@ -133,25 +24,47 @@ fn has_one_data_rank(run: &RunPlan) -> bool {
     run.parallel.mesh.size(Axis::Tokens) == 1
 }
 
-impl When {
-    /// Why a setting of this key has no effect, if so; `why` is the end of the reason.
-    fn reason(&self, key: &str, why: &str, plan: &RunPlan, values: &BTreeMap<String, Value>) -> Option<String> {
-        match self {
-            Off(other) => {
-                let option = find(other).filter(|_| values.get(*other).is_none_or(is_off))?;
-                let flag = option.aliases.first().unwrap_or(&option.flag);
-                Some(format!("without {other} (--{flag}) {why}"))
-            }
-            Not(other, word) => {
-                let has = values.get(*other).is_some_and(|value| value.as_str() == Some(word));
-                (!has).then(|| format!("it is for {other} = \"{word}\"{why}"))
-            }
-            Unread => {
-                let read = plan.config.optimizer.kind.settings();
-                (!read.iter().any(|name| key.strip_prefix("optimizer.") == Some(name))).then(|| why.into())
-            }
-            Is(so) => so(plan).then(|| why.into()),
+/// Why a setting has no effect, if so, by a rule `WHEN | WHY`.
+fn reason(key: &str, rule: &str, plan: &RunPlan, values: &BTreeMap<String, Value>) -> Option<String> {
+    let (when, why) = rule.split_once(" | ")?;
+    let has = |key: &str, value: &str| values.get(key).is_some_and(|has| has.to_string() == value);
+    let is_so = match when.split(' ').collect::<Vec<_>>()[..] {
+        ["without", other] => {
+            let option = find(other).filter(|_| values.get(other).is_none_or(is_off))?;
+            let flag = option.aliases.first().unwrap_or(&option.flag);
+            return Some(format!("without {other} (--{flag}) {why}"));
         }
+        [other, "=", value] => has(other, value),
+        [other, "!=", value] => !has(other, value),
+        _ => is(when, key, plan),
+    };
+    is_so.then(|| why.into())
+}
+
+/// Whether a run is what a rule says in words.
+fn is(when: &str, key: &str, run: &RunPlan) -> bool {
+    let (model, data, is_one_length) = (&run.config.model, &run.config.data, run.buckets.shorter().is_empty());
+    match when {
+        "adapters" => model.lora_rank > 0,
+        "no exchanged rows" => run.model.row_budget().is_none(),
+        "no judged data" => !data.kind().is_judged(),
+        "no kept magnitudes" => !run.config.precision.fp8_recipe.keeps_magnitudes(),
+        "no window" => model.sliding_window.is_none(),
+        "nothing trained" => run.frozen.are_all(),
+        "one data rank" => has_one_data_rank(run),
+        "one length" => is_one_length,
+        "one microbatch" => run.batch.microbatches() == 1,
+        "text alone" => data::forms(data) == (true, false),
+        "the model's length alone" => is_one_length && data.seq_length_buckets.len() == 1,
+        "token files alone" => data::forms(data) == (false, true) && data.divides().is_none(),
+        // The optimizer does not read the setting.
+        "unread" => {
+            !run.config.optimizer.kind.settings().iter().any(|name| key.strip_prefix("optimizer.") == Some(name))
+        }
+        "validation data" => data.validation_path.is_some(),
+        "whole samples" => !data.reset_attention_mask && !data.reset_position_ids,
+        "whole weights" => has_one_data_rank(run) || run.config.parallel.sharding() == Sharding::Nothing,
+        _ => unreachable!("unused_settings.txt: {when}"),
     }
 }
 
@@ -176,22 +89,33 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     let of_other_kind = set_for_kind(config, other_kind);
     changed.retain(|key, _| !of_other_kind.contains_key(key));
     let mut notices = Vec::new();
-    for (keys, when, why) in RULES {
-        for key in *keys {
-            let Some(value) = changed.get(*key) else { continue };
-            let Some(reason) = when.reason(key, why, plan, &values) else { continue };
-            let value = if WITHOUT_VALUE.contains(key) { String::new() } else { format!(" = {}", shown(value)) };
+    for (rule, keys) in rules() {
+        for key in keys {
+            let Some(value) = changed.get(key) else { continue };
+            let Some(reason) = reason(key, rule, plan, &values) else { continue };
+            let value = if WITHOUT_VALUE.contains(&key) { String::new() } else { format!(" = {}", shown(value)) };
             notices.push(format!("{key}{value} has no effect: {reason}"));
-            changed.remove(*key);
+            changed.remove(key);
         }
     }
     for (key, value) in of_other_kind {
         notices.push(format!("{key} = {value} has no effect: it is for model.kind = \"{other_kind}\""));
     }
     if !is_bench {
+        // Receivers of metrics are made later, and may read some.
+        notices.extend(unread_own(config).filter(|_| config.own.texts("metrics").is_empty()));
         notices.extend(short_runs(plan));
     }
     notices
+}
+
+/// One line for each option of the program's that is set, and that nothing which the run has chosen reads.
+pub fn unread_own(config: &RunConfig) -> impl Iterator<Item = String> {
+    let is_read = |name: &str| name == "metrics" || OwnSettings::is_read(name);
+    let unread = changed(config, &ConfigSources::default()).into_iter();
+    unread.filter(move |(key, _)| key.strip_prefix("own.").is_some_and(|name| !is_read(name))).map(|(key, value)| {
+        format!("{key} = {} has no effect: nothing of the program's that the run has reads it", shown(&value))
+    })
 }
 
 /// One line for each part of a schedule that the run is too short for.
@@ -276,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_setting_without_effect_is_one_line_and_none_where_it_has_an_effect() {
-        for line in include_str!("unused_settings.txt").lines().skip(1) {
+        for line in include_str!("unused_settings_told.txt").lines().skip(1) {
             let line = MODELS.iter().fold(line.to_string(), |line, (name, model)| line.replace(name, model));
             let [setting, beside, says] = line.split(" | ").collect::<Vec<_>>()[..] else { panic!("{line}") };
             let lines = told(setting);
@@ -386,11 +310,16 @@ mod tests {
 
     #[test]
     fn rules_name_options_that_exist() {
-        let others = RULES.iter().filter_map(|(_, when, _)| match when {
-            Off(key) | Not(key, _) => Some(key),
-            Unread | Is(_) => None,
-        });
-        let keys = RULES.iter().flat_map(|(keys, ..)| *keys).chain(WITHOUT_VALUE).chain(others);
+        let (rules, plan) = (rules(), RunPlan::new(ConfigSources::default().resolve(), 1).unwrap());
+        let keys = rules.iter().flat_map(|(_, keys)| keys).chain(WITHOUT_VALUE);
         keys.for_each(|key| assert!(find(key).is_some(), "{key}"));
+        for (rule, keys) in &rules {
+            let (when, _) = rule.split_once(" | ").unwrap();
+            match when.split(' ').collect::<Vec<_>>()[..] {
+                ["without", other] | [other, "=" | "!=", _] => assert!(find(other).is_some(), "{rule}"),
+                // A word that means nothing would panic.
+                _ => drop(is(when, keys[0], &plan)),
+            }
+        }
     }
 }

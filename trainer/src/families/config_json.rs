@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use common::UserError;
 use serde_json::Value as Json;
 
+use super::family::settings;
+
 /// The most layers of a model. The deepest that were trained have about 1,000. A step of this many is recorded and planned
 /// in seconds.
 pub const MOST_LAYERS: i64 = 1 << 12;
@@ -26,6 +28,8 @@ pub struct ConfigJson<'c> {
     origin: &'c str,
     /// Families that can be read, for errors.
     families: &'c str,
+    /// The numbers that stand for absent keys, as a family's files have them.
+    absent: &'static str,
     /// The keys that were asked for.
     asked: RefCell<BTreeSet<String>>,
 }
@@ -33,7 +37,17 @@ pub struct ConfigJson<'c> {
 impl<'c> ConfigJson<'c> {
     /// The configuration read from the file `origin`. `families` names those that can be read, for errors.
     pub fn new(config: &'c Json, origin: &'c str, families: &'c str) -> ConfigJson<'c> {
-        ConfigJson { config, origin, families, asked: RefCell::default() }
+        ConfigJson { config, origin, families, absent: "", asked: RefCell::default() }
+    }
+
+    /// The same configuration, in which these numbers stand for absent keys.
+    pub fn with_absent(self, absent: &'static str) -> ConfigJson<'c> {
+        ConfigJson { absent, ..self }
+    }
+
+    /// The number that stands for an absent key.
+    pub fn absent(&self, key: &str) -> Option<f64> {
+        settings(self.absent).find(|(name, _)| *name == key).and_then(|(_, number)| number.parse().ok())
     }
 
     /// A value as it stands; null if the key is absent.
@@ -92,6 +106,22 @@ impl<'c> ConfigJson<'c> {
     /// Another value.
     pub fn whole_or(&self, key: &str, default: i64) -> Result<i64, UserError> {
         if self.get(key).is_null() { Ok(default) } else { self.whole(key) }
+    }
+
+    /// A whole number above 0. If it is absent or null, the family's number stands for it.
+    ///
+    /// # Errors
+    /// Another value, or none.
+    pub fn usual_whole(&self, key: &str) -> Result<i64, UserError> {
+        self.absent(key).map_or_else(|| self.whole(key), |usual| self.whole_or(key, usual as i64))
+    }
+
+    /// A number that f32 can hold. If it is absent or null, the family's number stands for it.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn usual_number(&self, key: &str) -> Result<f64, UserError> {
+        self.number_or(key, self.absent(key).unwrap_or_default())
     }
 
     /// A number that f32 can hold. It may be absent or null.

@@ -11,7 +11,7 @@ use toml::Value;
 use super::config_json::{ConfigJson, MOST_LAYERS};
 use super::expert_files::{self, every, value};
 use super::family::{FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, Requirement, TensorNames, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{
     EXPERTS, NO_BIAS, NO_QKV_BIAS, NO_SCORE_CAP, NO_WINDOWS, ONE_BASE, PRE_NORM, RMS_NORM, ROTARY, SWIGLU,
 };
@@ -107,8 +107,12 @@ const FILES_V2: HuggingFace = HuggingFace {
             (|shape| groups_have(shape, GroupScore::Highest), "a model.expert_group_score other than \"highest\""),
         ],
     ],
+    absent: "max_position_embeddings = 2048; rms_norm_eps = 1e-6; rope_theta = 10000.0; q_lora_rank = 1536;
+             qk_nope_head_dim = 128; v_head_dim = 128; n_routed_experts = 64; num_experts_per_tok = 8;
+             n_shared_experts = 2; moe_intermediate_size = 1407; first_k_dense_replace = 0; routed_scaling_factor = 1.0;
+             n_group = 1; topk_group = 1",
     keys: &[
-        Keys { read: |config| options(config, &ABSENT_V2), write: config_json },
+        Keys { read: options, write: config_json },
         Keys {
             read: |config| {
                 config.is_known("topk_method", &[json!("greedy"), json!("group_limited_greedy")])?;
@@ -116,7 +120,7 @@ const FILES_V2: HuggingFace = HuggingFace {
                 config.is_known("norm_topk_prob", &[json!(false)])?;
                 match config.get("topk_method").as_str() {
                     Some("group_limited_greedy") => {
-                        let mut options = groups(config, [1, 1])?;
+                        let mut options = groups(config)?;
                         options.push(("expert_group_score", "highest".into()));
                         Ok(options)
                     }
@@ -159,11 +163,11 @@ const FILES_V3: HuggingFace = HuggingFace {
     model_type: "deepseek_v3",
     class: "DeepseekV3ForCausalLM",
     requirements: &[REQUIREMENTS, BIASED_SIGMOIDS],
-    keys: &[
-        Keys { read: |config| options(config, &ABSENT_V3), write: config_json },
-        Keys { read: |config| groups(config, [8, 4]), write: groups_json },
-        OF_BIASED_SIGMOIDS,
-    ],
+    absent: "max_position_embeddings = 4096; rms_norm_eps = 1e-6; rope_theta = 10000.0; q_lora_rank = 1536;
+             qk_nope_head_dim = 128; v_head_dim = 128; n_routed_experts = 256; num_experts_per_tok = 8;
+             n_shared_experts = 1; moe_intermediate_size = 2048; first_k_dense_replace = 3; routed_scaling_factor = 2.5;
+             n_group = 8; topk_group = 4",
+    keys: &[Keys { read: options, write: config_json }, Keys { read: groups, write: groups_json }, OF_BIASED_SIGMOIDS],
     tensors: TENSORS,
 };
 
@@ -171,9 +175,13 @@ const FILES_GLM: HuggingFace = HuggingFace {
     model_type: "glm4_moe_lite",
     class: "Glm4MoeLiteForCausalLM",
     requirements: &[REQUIREMENTS, BIASED_SIGMOIDS],
+    absent: "max_position_embeddings = 202752; rms_norm_eps = 1e-5; rope_theta = 10000.0; q_lora_rank = 768;
+             qk_nope_head_dim = 192; v_head_dim = 256; n_routed_experts = 64; num_experts_per_tok = 4;
+             n_shared_experts = 1; moe_intermediate_size = 1536; first_k_dense_replace = 1; routed_scaling_factor = 1.8;
+             n_group = 1; topk_group = 1",
     keys: &[
-        Keys { read: |config| options(config, &ABSENT_GLM), write: config_json },
-        Keys { read: |config| groups(config, [1, 1]), write: groups_json },
+        Keys { read: options, write: config_json },
+        Keys { read: groups, write: groups_json },
         OF_BIASED_SIGMOIDS,
         Keys {
             read: |_| Ok(Vec::new()),
@@ -186,13 +194,10 @@ const FILES_GLM: HuggingFace = HuggingFace {
     tensors: TENSORS,
 };
 
-/// The groups of experts; `absent`: those of a `config.json` without the keys.
-fn groups(config: &ConfigJson<'_>, absent: [i64; 2]) -> Result<NamedOptions, UserError> {
-    let [count, per_token] = absent;
-    Ok(vec![
-        ("expert_groups", config.whole_or("n_group", count)?.into()),
-        ("expert_groups_per_token", config.whole_or("topk_group", per_token)?.into()),
-    ])
+/// The groups of experts.
+fn groups(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
+    let (count, per_token) = (config.usual_whole("n_group")?, config.usual_whole("topk_group")?);
+    Ok(vec![("expert_groups", count.into()), ("expert_groups_per_token", per_token.into())])
 }
 
 fn groups_json(shape: &GptShape) -> Json {
@@ -202,60 +207,6 @@ fn groups_json(shape: &GptShape) -> Json {
         "topk_group": groups.map_or(1, |groups| groups.per_token),
     })
 }
-
-/// The values that `transformers` takes if a `config.json` lacks a key.
-struct AbsentSizes {
-    of_llama: Absent,
-    query_rank: i64,
-    /// Channels of a head that do not rotate.
-    plain: i64,
-    value: i64,
-    experts: i64,
-    per_token: i64,
-    shared: i64,
-    expert_ffn: i64,
-    dense_blocks: i64,
-    scale: f64,
-}
-
-const ABSENT_V2: AbsentSizes = AbsentSizes {
-    of_llama: Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-6, rope_base: 1e4 },
-    query_rank: 1536,
-    plain: 128,
-    value: 128,
-    experts: 64,
-    per_token: 8,
-    shared: 2,
-    expert_ffn: 1407,
-    dense_blocks: 0,
-    scale: 1.0,
-};
-
-const ABSENT_V3: AbsentSizes = AbsentSizes {
-    of_llama: Absent { kv_heads: None, head_dim: None, context: 4096, norm_eps: 1e-6, rope_base: 1e4 },
-    query_rank: 1536,
-    plain: 128,
-    value: 128,
-    experts: 256,
-    per_token: 8,
-    shared: 1,
-    expert_ffn: 2048,
-    dense_blocks: 3,
-    scale: 2.5,
-};
-
-const ABSENT_GLM: AbsentSizes = AbsentSizes {
-    of_llama: Absent { context: 202_752, norm_eps: 1e-5, ..ABSENT_V3.of_llama },
-    query_rank: 768,
-    plain: 192,
-    value: 256,
-    experts: 64,
-    per_token: 4,
-    shared: 1,
-    expert_ffn: 1536,
-    dense_blocks: 1,
-    scale: 1.8,
-};
 
 /// The shortest number that is this one in f32.
 fn decimal(number: f32) -> f64 {
@@ -284,30 +235,30 @@ fn dense_blocks_come_first(shape: &GptShape) -> bool {
     (dense_blocks(shape)..shape.layers).all(|block| shape.block_experts(block).is_some())
 }
 
-fn options(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<NamedOptions, UserError> {
+fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     config.is_known("attention_bias", &[json!(false)])?;
     config.is_known("moe_layer_freq", &[json!(1)])?;
-    let mut options = llama_files::options(config, &absent.of_llama)?;
+    let mut options = llama_files::options(config)?;
     options.retain(|(name, _)| !["kv_heads", "head_dim"].contains(name));
-    let plain = config.whole_or("qk_nope_head_dim", absent.plain)?;
+    let plain = config.usual_whole("qk_nope_head_dim")?;
     let rotated = config.whole_or("qk_rope_head_dim", 64)?;
     let query_rank = match config.has("q_lora_rank") && config.get("q_lora_rank").is_null() {
         true => None,
-        false => Some(config.whole_or("q_lora_rank", absent.query_rank)?),
+        false => Some(config.usual_whole("q_lora_rank")?),
     };
-    let width = config.whole_or("moe_intermediate_size", absent.expert_ffn)?;
+    let width = config.usual_whole("moe_intermediate_size")?;
     let layers = config.whole("num_hidden_layers")?.min(MOST_LAYERS);
-    let dense = dense_layers(config, layers, absent.dense_blocks)?;
+    let dense = dense_layers(config, layers)?;
     options.extend([
         ("kv_latent", config.whole_or("kv_lora_rank", 512)?.into()),
         ("head_dim", (plain + rotated).into()),
         ("rotary_head_dim", rotated.into()),
-        ("value_head_dim", config.whole_or("v_head_dim", absent.value)?.into()),
-        ("experts", config.whole_or("n_routed_experts", absent.experts)?.into()),
-        ("experts_per_token", config.whole_or("num_experts_per_tok", absent.per_token)?.into()),
+        ("value_head_dim", config.usual_whole("v_head_dim")?.into()),
+        ("experts", config.usual_whole("n_routed_experts")?.into()),
+        ("experts_per_token", config.usual_whole("num_experts_per_tok")?.into()),
         ("expert_ffn", width.into()),
-        ("shared_expert_ffn", (width * config.whole_or("n_shared_experts", absent.shared)?).into()),
-        ("router_scale", config.number_or("routed_scaling_factor", absent.scale)?.into()),
+        ("shared_expert_ffn", (width * config.usual_whole("n_shared_experts")?).into()),
+        ("router_scale", config.usual_number("routed_scaling_factor")?.into()),
     ]);
     if dense > 0 {
         let pattern = (0..layers).map(|layer| Value::Integer(i64::from(layer >= dense)));
@@ -323,11 +274,11 @@ fn options(config: &ConfigJson<'_>, absent: &AbsentSizes) -> Result<NamedOptions
     Ok(options)
 }
 
-/// The number of dense layers, which come first. `absent`: that of a `config.json` without it.
-fn dense_layers(config: &ConfigJson<'_>, layers: i64, absent: i64) -> Result<i64, UserError> {
+/// The number of dense layers, which come first.
+fn dense_layers(config: &ConfigJson<'_>, layers: i64) -> Result<i64, UserError> {
     let Some(kinds) = config.get("mlp_layer_types").as_array() else {
         let dense = match config.get("first_k_dense_replace") {
-            Json::Null => Some(absent),
+            Json::Null => config.absent("first_k_dense_replace").map(|usual| usual as i64),
             number => number.as_i64(),
         };
         let rule = "it is a number of layers, from 0 on, and at least one layer has experts";

@@ -10,13 +10,10 @@ use super::family::{FileTensor, Keys, NamedOptions, Requirement, TensorNames};
 use super::llama_files;
 use super::requirements::{EXPERTS, NO_BIAS, NO_QKV_BIAS, PRE_NORM};
 
-/// The values that `transformers` takes if a family's `config.json` lacks a key.
-pub(super) struct Absent {
-    /// `num_experts` or `num_local_experts`.
-    pub(super) count: i64,
-    /// `num_experts_per_tok`.
-    pub(super) per_token: i64,
-}
+/// The numbers of experts, by the names that most families have for them.
+pub(super) const KEYS: Keys = Keys { read: options, write: |shape| config_json(shape, "num_experts") };
+/// The same of families with another name for the first.
+pub(super) const LOCAL_KEYS: Keys = Keys { read: options, write: |shape| config_json(shape, "num_local_experts") };
 
 /// The names of a block's tensors.
 pub(super) struct Names {
@@ -84,18 +81,18 @@ pub(super) const FFN_IS_OF_EXPERTS: Keys = Keys {
 ///
 /// # Errors
 /// A value that the trainer cannot compute with, or two that differ.
-pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOptions, UserError> {
-    let local = config.whole_or("num_local_experts", absent.count)?;
+fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
+    let local = config.usual_whole("num_local_experts")?;
     let count = config.whole_or("num_experts", local)?;
     if config.whole_or("num_local_experts", count)? != count {
         return Err(config.refuse("num_local_experts", "it is num_experts, if both are there"));
     }
-    let per_token = config.whole_or("num_experts_per_tok", absent.per_token)?;
+    let per_token = config.usual_whole("num_experts_per_tok")?;
     Ok(vec![("experts", count.into()), ("experts_per_token", per_token.into())])
 }
 
 /// The numbers of experts of a shape. `count` is the name of the first.
-pub(super) fn config_json(shape: &GptShape, count: &str) -> Json {
+fn config_json(shape: &GptShape, count: &str) -> Json {
     json!({
         count: value(shape, |experts| experts.count),
         "num_experts_per_tok": value(shape, |experts| experts.per_token),

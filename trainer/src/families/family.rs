@@ -69,6 +69,9 @@ pub struct HuggingFace {
     pub class: &'static str,
     /// The properties that make a model one of the family.
     pub requirements: &'static [&'static [Requirement]],
+    /// The numbers that `transformers` takes if a `config.json` lacks a key, as text: `key = number`, with a semicolon between
+    /// two.
+    pub absent: &'static str,
     /// The keys of `config.json` that are the family's own. Later ones override earlier ones.
     pub keys: &'static [Keys],
     /// How its safetensors files hold our parameters.

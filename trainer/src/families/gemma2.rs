@@ -5,7 +5,7 @@ use common::UserError;
 
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{NO_QK_NORM, ONE_BASE};
 use super::training::large;
 use super::{gemma_files, rope};
@@ -34,20 +34,20 @@ pub const GEMMA2: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: Some(256), context: 8192, norm_eps: 1e-6, rope_base: 1e4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
     requirements: &[gemma_files::REQUIREMENTS, &[NO_QK_NORM, ONE_BASE]],
+    absent: "num_key_value_heads = 4; head_dim = 256; max_position_embeddings = 8192; rms_norm_eps = 1e-6;
+             rope_theta = 10000.0; attn_logit_softcapping = 50.0; final_logit_softcapping = 30.0",
     keys: &[Keys { read: options, write: gemma_files::config_json }],
     tensors: llama_files::TENSORS_WITH_NORMS_AFTER,
 };
 
 fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
-    let mut options = gemma_files::options(config, &ABSENT, 2, Some(30.0))?;
-    options.extend(rope::options(config, ABSENT.rope_base)?);
-    let cap = gemma_files::soft_cap(config, "attn_logit_softcapping", Some(50.0))?;
+    let mut options = gemma_files::options(config, 2)?;
+    options.extend(rope::options(config)?);
+    let cap = gemma_files::soft_cap(config, "attn_logit_softcapping")?;
     options.extend(cap.map(|cap| ("attention_soft_cap", cap.into())));
     Ok(options)
 }

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{NO_SCORE_CAP, NORM_OF_EACH_HEAD};
 use super::rope::{FULL_LAYERS as FULL, WINDOW_LAYERS as SLIDING};
 use super::training::large;
@@ -44,9 +44,6 @@ pub const GEMMA3: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent =
-    Absent { kv_heads: Some(4), head_dim: Some(256), context: 131_072, norm_eps: 1e-6, rope_base: 1e6 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
@@ -58,6 +55,8 @@ const FILES: HuggingFace = HuggingFace {
             (scales_full_layers_alone, "model.rope_scaling without model.rope_window_base"),
         ],
     ],
+    absent: "num_key_value_heads = 4; head_dim = 256; max_position_embeddings = 131072; rms_norm_eps = 1e-6;
+             rope_theta = 1000000.0; rope_local_base_freq = 10000.0",
     keys: &[
         Keys { read: options, write: gemma_files::config_json },
         Keys { read: bases, write: |shape| json!({ "rope_local_base_freq": base_of_windows(shape) }) },
@@ -78,7 +77,7 @@ fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     // `transformers` writes it with an underscore in front.
     let full_every = config.whole_or("_sliding_window_pattern", 6)?;
     let full_every = config.whole_or("sliding_window_pattern", full_every)?;
-    gemma_files::options(config, &ABSENT, full_every, None)
+    gemma_files::options(config, full_every)
 }
 
 fn base_of_windows(shape: &GptShape) -> Option<f64> {
@@ -94,7 +93,7 @@ fn bases(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     if parameters.as_object().is_some_and(|all| !all.keys().all(is_kind)) {
         return Err(config.refuse("rope_parameters", &format!("it has \"{FULL}\" and \"{SLIDING}\" alone")));
     }
-    let mut options = rope::options_of(config, &parameters[FULL], ABSENT.rope_base)?;
+    let mut options = rope::options_of(config, &parameters[FULL])?;
     options.push(("rope_window_base", window_base(config, &parameters[SLIDING])?.into()));
     Ok(options)
 }
@@ -112,5 +111,5 @@ fn window_base(config: &ConfigJson<'_>, parameters: &Json) -> Result<f64, UserEr
         return refuse("the partial_rotary_factor of its sliding_attention is 1");
     }
     let of_file = (parameters, "the rope_theta of its sliding_attention is a number");
-    rope::base(config, ("rope_local_base_freq", 10_000.0), of_file)
+    rope::base(config, "rope_local_base_freq", of_file)
 }

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
 use super::family::{NamedOptions, Requirement};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{ATTENTION, DENSE, NO_BIAS, NO_LATENT, NO_QKV_BIAS, NO_SINKS, ROTARY};
 use super::windows;
 
@@ -32,23 +32,18 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(
-    config: &ConfigJson<'_>,
-    absent: &Absent,
-    full_every: i64,
-    absent_logit_cap: Option<f64>,
-) -> Result<NamedOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>, full_every: i64) -> Result<NamedOptions, UserError> {
     for key in ["hidden_activation", "hidden_act"] {
         config.is_known(key, &[json!("gelu_pytorch_tanh")])?;
     }
     config.is_known("attention_bias", &[json!(false)])?;
     config.is_known("use_bidirectional_attention", &[json!(false)])?;
-    let mut options = llama_files::sizes(config, absent)?;
+    let mut options = llama_files::sizes(config)?;
     options.extend([
         ("tie_embeddings", config.flag_or("tie_word_embeddings", true)?.into()),
         ("query_pre_attn_scalar", config.number_or("query_pre_attn_scalar", 256.0)?.into()),
     ]);
-    let logit_cap = soft_cap(config, "final_logit_softcapping", absent_logit_cap)?;
+    let logit_cap = soft_cap(config, "final_logit_softcapping")?;
     options.extend(logit_cap.map(|cap| ("logit_soft_cap", cap.into())));
     let layers = windows::layers(config, |layer| (layer + 1) % full_every != 0)?;
     let window = windows::sliding_window(config, 4096)?;
@@ -59,14 +54,14 @@ pub(super) fn options(
     Ok(options)
 }
 
-/// A bound; `absent` if the key is absent, and none if it is null.
+/// A bound; the family's if the key is absent, and none if it is null.
 ///
 /// # Errors
 /// Another value than a number or null.
-pub(super) fn soft_cap(config: &ConfigJson<'_>, key: &str, absent: Option<f64>) -> Result<Option<f64>, UserError> {
+pub(super) fn soft_cap(config: &ConfigJson<'_>, key: &str) -> Result<Option<f64>, UserError> {
     match config.get(key) {
         Json::Null if config.has(key) => Ok(None),
-        Json::Null => Ok(absent),
+        Json::Null => Ok(config.absent(key)),
         _ => config.number_or(key, 0.0).map(Some),
     }
 }

@@ -47,6 +47,7 @@ const FILES: HuggingFace = HuggingFace {
         ],
         NOT_GEMMA,
     ],
+    absent: "",
     keys: &[Keys { read: options, write: config_json }],
     // `Conv1D` keeps matrices transposed.
     tensors: TensorNames {

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::config_json::ConfigJson;
 use super::expert_files::{self, every};
 use super::family::{FileLayout, FileTensor, HuggingFace, Keys, ModelFamily, NamedOptions, TensorNames, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{ATTENTION, NO_QK_NORM, NOT_GEMMA, ONE_BASE, PRE_NORM, RMS_NORM, ROTARY};
 use super::training::large_with_experts;
 use super::windows;
@@ -36,10 +36,6 @@ pub const GPT_OSS: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent =
-    Absent { kv_heads: Some(8), head_dim: Some(64), context: 131_072, norm_eps: 1e-5, rope_base: 150_000.0 };
-const ABSENT_EXPERTS: expert_files::Absent = expert_files::Absent { count: 128, per_token: 4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "gpt_oss",
     class: "GptOssForCausalLM",
@@ -63,14 +59,9 @@ const FILES: HuggingFace = HuggingFace {
         NOT_GEMMA,
         expert_files::PLAIN_ROUTERS,
     ],
-    keys: &[
-        Keys { read: options, write: config_json },
-        Keys {
-            read: |config| expert_files::options(config, &ABSENT_EXPERTS),
-            write: |shape| expert_files::config_json(shape, "num_local_experts"),
-        },
-        expert_files::FFN_IS_OF_EXPERTS,
-    ],
+    absent: "num_key_value_heads = 8; head_dim = 64; max_position_embeddings = 131072; rms_norm_eps = 1e-5;
+             rope_theta = 150000.0; num_local_experts = 128; num_experts_per_tok = 4",
+    keys: &[Keys { read: options, write: config_json }, expert_files::LOCAL_KEYS, expert_files::FFN_IS_OF_EXPERTS],
     tensors: TensorNames { of: tensors, layout, ..llama_files::TENSORS },
 };
 
@@ -82,7 +73,7 @@ fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     if !format.is_null() && format != "mxfp4" {
         return Err(config.refuse("quantization_config", "its quant_method is \"mxfp4\", or there is none"));
     }
-    let mut options = llama_files::options(config, &ABSENT)?;
+    let mut options = llama_files::options(config)?;
     if !config.has("rope_scaling") && !config.has("rope_parameters") {
         return Err(config.refuse("rope_scaling", "it is there: versions of transformers take other values without it"));
     }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{DENSE, NO_QK_NORM, NO_WINDOWS, NOT_GEMMA, OF_LLAMAS, PRE_NORM};
 use super::training::large;
 
@@ -34,9 +34,6 @@ pub const LLAMA: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-/// The values for keys that files of the first Llama lack.
-const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-6, rope_base: 1e4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "llama",
     class: "LlamaForCausalLM",
@@ -51,8 +48,9 @@ const FILES: HuggingFace = HuggingFace {
             NO_WINDOWS,
         ],
     ],
+    absent: "max_position_embeddings = 2048; rms_norm_eps = 1e-6; rope_theta = 10000.0",
     keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
+        llama_files::KEYS,
         Keys { read: bias, write: |shape| json!({ "attention_bias": shape.bias, "mlp_bias": shape.bias }) },
     ],
     tensors: llama_files::TENSORS,

@@ -13,19 +13,8 @@ use super::rope;
 /// context can be extended to. A training step does not hold so much.
 const LONGEST_CONTEXT: i64 = 8192;
 
-/// The values that `transformers` takes if a family's `config.json` lacks a key.
-pub(super) struct Absent {
-    /// `num_key_value_heads`; `None` for as many as heads.
-    pub(super) kv_heads: Option<i64>,
-    /// `head_dim`; `None` for `hidden_size / num_attention_heads`.
-    pub(super) head_dim: Option<i64>,
-    /// `max_position_embeddings`.
-    pub(super) context: i64,
-    /// `rms_norm_eps`.
-    pub(super) norm_eps: f64,
-    /// `rope_theta`.
-    pub(super) rope_base: f64,
-}
+/// The keys of all these families.
+pub(super) const KEYS: Keys = Keys { read: options, write: config_json };
 
 /// The keys of families of which some have biases of attention, and of which the trainer takes those without.
 pub(super) const NO_ATTENTION_BIAS: Keys = Keys {
@@ -37,11 +26,11 @@ pub(super) const NO_ATTENTION_BIAS: Keys = Keys {
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     config.is_known("hidden_act", &[json!("silu"), json!("swish")])?;
-    let mut options = sizes(config, absent)?;
+    let mut options = sizes(config)?;
     options.push(("tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()));
-    options.extend(rope::options(config, absent.rope_base)?);
+    options.extend(rope::options(config)?);
     Ok(options)
 }
 
@@ -49,13 +38,14 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedO
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn sizes(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOptions, UserError> {
+pub(super) fn sizes(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     let (hidden, heads) = (config.whole("hidden_size")?, config.whole("num_attention_heads")?);
-    let default =
-        |key: &str, absent: Option<i64>, null: i64| if config.has(key) { null } else { absent.unwrap_or(null) };
-    let kv_heads = config.whole_or("num_key_value_heads", default("num_key_value_heads", absent.kv_heads, heads))?;
-    let head_dim = config.whole_or("head_dim", default("head_dim", absent.head_dim, hidden / heads))?;
-    let context = config.whole_or("max_position_embeddings", absent.context)?.min(LONGEST_CONTEXT);
+    let or = |key: &str, null: i64| {
+        let usual = config.absent(key).filter(|_| !config.has(key));
+        config.whole_or(key, usual.map_or(null, |usual| usual as i64))
+    };
+    let (kv_heads, head_dim) = (or("num_key_value_heads", heads)?, or("head_dim", hidden / heads)?);
+    let context = config.usual_whole("max_position_embeddings")?.min(LONGEST_CONTEXT);
     let mut options = vec![
         ("layers", config.whole("num_hidden_layers")?.into()),
         ("hidden", hidden.into()),
@@ -64,7 +54,7 @@ pub(super) fn sizes(config: &ConfigJson<'_>, absent: &Absent) -> Result<NamedOpt
         ("ffn", config.whole("intermediate_size")?.into()),
         ("vocab", config.whole("vocab_size")?.into()),
         ("seq_length", context.into()),
-        ("norm_eps", config.number_or("rms_norm_eps", absent.norm_eps)?.into()),
+        ("norm_eps", config.usual_number("rms_norm_eps")?.into()),
     ];
     if head_dim * heads != hidden {
         options.push(("head_dim", head_dim.into()));

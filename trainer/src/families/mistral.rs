@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use super::family::{HuggingFace, Keys, ModelFamily, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{DENSE, NO_BIAS, NO_QK_NORM, NO_QKV_BIAS, NOT_GEMMA, OF_LLAMAS, PRE_NORM, SAME_WINDOWS};
 use super::training::large;
 use super::windows;
@@ -26,14 +26,14 @@ pub const MISTRAL: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: Some(8), head_dim: None, context: 131_072, norm_eps: 1e-6, rope_base: 1e4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "mistral",
     class: "MistralForCausalLM",
     requirements: &[OF_LLAMAS, NOT_GEMMA, &[DENSE, NO_BIAS, NO_QKV_BIAS, NO_QK_NORM, PRE_NORM, SAME_WINDOWS]],
+    absent: "num_key_value_heads = 8; max_position_embeddings = 131072; rms_norm_eps = 1e-6;
+             rope_theta = 10000.0",
     keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
+        llama_files::KEYS,
         Keys {
             read: |config| Ok(windows::options(windows::sliding_window(config, 4096)?, &[true])),
             write: |shape| json!({ "sliding_window": windows::tokens(shape) }),

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::config_json::ConfigJson;
 use super::expert_files::{self, Names, every};
 use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, TensorNames, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{NO_QK_NORM, NOT_GEMMA, OF_LLAMAS, SAME_WINDOWS};
 use super::training::large_with_experts;
 use super::windows;
@@ -25,8 +25,6 @@ pub const MIXTRAL: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: Some(8), head_dim: None, context: 131_072, norm_eps: 1e-5, rope_base: 1e6 };
-const ABSENT_EXPERTS: expert_files::Absent = expert_files::Absent { count: 8, per_token: 2 };
 const NAMES: Names = Names { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] };
 
 const FILES: HuggingFace = HuggingFace {
@@ -44,12 +42,11 @@ const FILES: HuggingFace = HuggingFace {
             SAME_WINDOWS,
         ],
     ],
+    absent: "num_key_value_heads = 8; max_position_embeddings = 131072; rms_norm_eps = 1e-5;
+             rope_theta = 1000000.0; num_local_experts = 8; num_experts_per_tok = 2",
     keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
-        Keys {
-            read: |config| expert_files::options(config, &ABSENT_EXPERTS),
-            write: |shape| expert_files::config_json(shape, "num_local_experts"),
-        },
+        llama_files::KEYS,
+        expert_files::LOCAL_KEYS,
         expert_files::FFN_IS_OF_EXPERTS,
         Keys { read: window, write: |shape| json!({ "sliding_window": windows::tokens(shape) }) },
     ],

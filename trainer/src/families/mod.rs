@@ -103,6 +103,7 @@ pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static Hugging
         let known: Vec<String> = hugging_face().map(|(_, files)| format!("{:?}", files.model_type)).collect();
         return Err(config.refuse("model_type", &format!("it is {}", known.join(" or "))));
     };
+    let config = config.with_absent(files.absent);
     let mut options = ModelOptions::new();
     let mut set = |name: &str, value: Value| options.insert(format!("model.{name}"), value);
     set("kind", "gpt".into());

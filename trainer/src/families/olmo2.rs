@@ -3,8 +3,8 @@
 
 use engine::model::NormPlacement;
 
-use super::family::{HuggingFace, Keys, ModelFamily, sizes};
-use super::llama_files::{self, Absent};
+use super::family::{HuggingFace, ModelFamily, sizes};
+use super::llama_files;
 use super::requirements::{DENSE, NO_BIAS, NO_QKV_BIAS, NO_WINDOWS, NORM_OF_ALL_HEADS, NOT_GEMMA, OF_LLAMAS};
 use super::training::large;
 
@@ -29,8 +29,6 @@ pub const OLMO2: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048, norm_eps: 1e-5, rope_base: 1e4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "olmo2",
     class: "Olmo2ForCausalLM",
@@ -46,9 +44,7 @@ const FILES: HuggingFace = HuggingFace {
             NO_WINDOWS,
         ],
     ],
-    keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
-        llama_files::NO_ATTENTION_BIAS,
-    ],
+    absent: "max_position_embeddings = 2048; rms_norm_eps = 1e-5; rope_theta = 10000.0",
+    keys: &[llama_files::KEYS, llama_files::NO_ATTENTION_BIAS],
     tensors: llama_files::TENSORS_WITH_NORMS_AFTER,
 };

@@ -6,7 +6,7 @@ use common::UserError;
 use super::config_json::ConfigJson;
 use super::expert_files::{self};
 use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{NO_WINDOWS, NORM_OF_ALL_HEADS, NOT_GEMMA, OF_LLAMAS, USUAL_HEAD_DIM};
 use super::training::large_with_experts;
 
@@ -25,9 +25,6 @@ pub const OLMOE: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 4096, norm_eps: 1e-5, rope_base: 1e4 };
-const ABSENT_EXPERTS: expert_files::Absent = expert_files::Absent { count: 64, per_token: 8 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "olmoe",
     class: "OlmoeForCausalLM",
@@ -38,13 +35,12 @@ const FILES: HuggingFace = HuggingFace {
         expert_files::PLAIN_ROUTERS,
         &[NORM_OF_ALL_HEADS, USUAL_HEAD_DIM, NO_WINDOWS, expert_files::NO_DENSE_BLOCKS],
     ],
+    absent: "max_position_embeddings = 4096; rms_norm_eps = 1e-5; rope_theta = 10000.0;
+             num_local_experts = 64; num_experts_per_tok = 8",
     keys: &[
         Keys { read: options, write: llama_files::config_json },
         llama_files::NO_ATTENTION_BIAS,
-        Keys {
-            read: |config| expert_files::options(config, &ABSENT_EXPERTS),
-            write: |shape| expert_files::config_json(shape, "num_experts"),
-        },
+        expert_files::KEYS,
         expert_files::FFN_IS_OF_EXPERTS,
         expert_files::NORMALISED,
     ],
@@ -55,7 +51,7 @@ fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
     if !config.get("clip_qkv").is_null() {
         return Err(config.refuse("clip_qkv", "it is null or absent: norms of queries and keys take its place"));
     }
-    let options = llama_files::options(config, &ABSENT)?;
+    let options = llama_files::options(config)?;
     match options.iter().any(|(name, _)| *name == "head_dim") {
         true => Err(config.refuse("head_dim", "it is hidden_size / num_attention_heads")),
         false => Ok(options),

@@ -1,8 +1,8 @@
 //! Qwen2 and Qwen2.5 (Yang et al., 2024): Llama's blocks with biases on queries, keys and values. `Qwen2ForCausalLM` in
 //! `transformers`.
 
-use super::family::{HuggingFace, Keys, ModelFamily, sizes};
-use super::llama_files::{self, Absent};
+use super::family::{HuggingFace, ModelFamily, sizes};
+use super::llama_files;
 use super::requirements::{DENSE, NO_BIAS, NO_QK_NORM, NOT_GEMMA, OF_LLAMAS, PRE_NORM};
 use super::training::large;
 use super::windows;
@@ -27,8 +27,6 @@ pub const QWEN2: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: Some(32), head_dim: None, context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
@@ -37,9 +35,8 @@ const FILES: HuggingFace = HuggingFace {
         NOT_GEMMA,
         &[DENSE, NO_BIAS, (|shape| shape.qkv_bias, "model.qkv_bias = false"), NO_QK_NORM, PRE_NORM],
     ],
-    keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
-        windows::OPTIONAL,
-    ],
+    absent: "num_key_value_heads = 32; max_position_embeddings = 32768; rms_norm_eps = 1e-6;
+             rope_theta = 10000.0",
+    keys: &[llama_files::KEYS, windows::OPTIONAL],
     tensors: llama_files::TENSORS,
 };

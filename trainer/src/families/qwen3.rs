@@ -1,8 +1,8 @@
 //! Qwen3 (Yang et al., 2025), dense: Llama's blocks with RMSNorms on queries and keys, head by head. `Qwen3ForCausalLM` in
 //! `transformers`.
 
-use super::family::{HuggingFace, Keys, ModelFamily, sizes};
-use super::llama_files::{self, Absent};
+use super::family::{HuggingFace, ModelFamily, sizes};
+use super::llama_files;
 use super::requirements::{DENSE, NO_BIAS, NO_QKV_BIAS, NORM_OF_EACH_HEAD, NOT_GEMMA, OF_LLAMAS, PRE_NORM};
 use super::training::large;
 use super::windows;
@@ -31,17 +31,12 @@ pub const QWEN3: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent =
-    Absent { kv_heads: Some(32), head_dim: Some(128), context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
     requirements: &[OF_LLAMAS, NOT_GEMMA, &[DENSE, NO_BIAS, NO_QKV_BIAS, NORM_OF_EACH_HEAD, PRE_NORM]],
-    keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
-        llama_files::NO_ATTENTION_BIAS,
-        windows::OPTIONAL,
-    ],
+    absent: "num_key_value_heads = 32; head_dim = 128; max_position_embeddings = 32768; rms_norm_eps = 1e-6;
+             rope_theta = 10000.0",
+    keys: &[llama_files::KEYS, llama_files::NO_ATTENTION_BIAS, windows::OPTIONAL],
     tensors: llama_files::TENSORS,
 };

@@ -8,7 +8,7 @@ use toml::Value;
 use super::config_json::{ConfigJson, MOST_LAYERS};
 use super::expert_files::{self, value};
 use super::family::{HuggingFace, Keys, ModelFamily, NamedOptions, sizes};
-use super::llama_files::{self, Absent};
+use super::llama_files;
 use super::requirements::{NORM_OF_EACH_HEAD, NOT_GEMMA, OF_LLAMAS, SAME_WINDOWS};
 use super::training::large_with_experts;
 use super::windows;
@@ -28,9 +28,6 @@ pub const QWEN3_MOE: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES),
 };
 
-const ABSENT: Absent = Absent { kv_heads: Some(4), head_dim: None, context: 32_768, norm_eps: 1e-6, rope_base: 1e4 };
-const ABSENT_EXPERTS: expert_files::Absent = expert_files::Absent { count: 128, per_token: 8 };
-
 const FILES: HuggingFace = HuggingFace {
     model_type: "qwen3_moe",
     class: "Qwen3MoeForCausalLM",
@@ -41,13 +38,12 @@ const FILES: HuggingFace = HuggingFace {
         expert_files::PLAIN_ROUTERS,
         &[NORM_OF_EACH_HEAD, SAME_WINDOWS],
     ],
+    absent: "num_key_value_heads = 4; max_position_embeddings = 32768; rms_norm_eps = 1e-6;
+             rope_theta = 10000.0; num_local_experts = 128; num_experts_per_tok = 8",
     keys: &[
-        Keys { read: |config| llama_files::options(config, &ABSENT), write: llama_files::config_json },
+        llama_files::KEYS,
         llama_files::NO_ATTENTION_BIAS,
-        Keys {
-            read: |config| expert_files::options(config, &ABSENT_EXPERTS),
-            write: |shape| expert_files::config_json(shape, "num_experts"),
-        },
+        expert_files::KEYS,
         Keys {
             read: |config| Ok(vec![("expert_ffn", config.whole_or("moe_intermediate_size", 768)?.into())]),
             write: |shape| json!({ "moe_intermediate_size": value(shape, |experts| experts.ffn) }),

@@ -12,25 +12,24 @@ use super::family::NamedOptions;
 pub(super) const FULL_LAYERS: &str = "full_attention";
 pub(super) const WINDOW_LAYERS: &str = "sliding_attention";
 
-/// `model.rope_base`, `model.rope_scaling` and its type, with the base `absent` if the file has none. Version 5 of
-/// `transformers` has all in `rope_parameters`.
+/// `model.rope_base`, `model.rope_scaling` and its type. Version 5 of `transformers` has all in `rope_parameters`.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(config: &ConfigJson<'_>, absent: f64) -> Result<NamedOptions, UserError> {
-    options_of(config, config.get("rope_parameters"), absent)
+pub(super) fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> {
+    options_of(config, config.get("rope_parameters"))
 }
 
 /// As [`options`], with those `rope_parameters`.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64) -> Result<NamedOptions, UserError> {
+pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json) -> Result<NamedOptions, UserError> {
     config.is_known("partial_rotary_factor", &[json!(1.0), json!(1)])?;
     if !matches!(parameters["partial_rotary_factor"].as_f64(), None | Some(1.0)) {
         return Err(config.refuse("rope_parameters", "its partial_rotary_factor is 1 or absent"));
     }
-    let base = base(config, ("rope_theta", absent), (parameters, "its rope_theta is a number"))?;
+    let base = base(config, "rope_theta", (parameters, "its rope_theta is a number"))?;
     let beside = config.get("rope_scaling");
     let (kind, numbers) = match parameters.is_object() {
         true => scaling(config, "rope_parameters", parameters)?,
@@ -46,18 +45,13 @@ pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64
     Ok(options)
 }
 
-/// A base: the `rope_theta` of `parameters`, with the rule for it, or the value of a key of version 4, with the base of a
-/// file without it.
+/// A base: the `rope_theta` of `parameters`, with the rule for it, or the value of a key of version 4.
 ///
 /// # Errors
 /// Another value than a number, or two that differ.
-pub(super) fn base(
-    config: &ConfigJson<'_>,
-    (key, absent): (&str, f64),
-    (parameters, rule): (&Json, &str),
-) -> Result<f64, UserError> {
+pub(super) fn base(config: &ConfigJson<'_>, key: &str, (parameters, rule): (&Json, &str)) -> Result<f64, UserError> {
     let base = match &parameters["rope_theta"] {
-        Json::Null => return config.number_or(key, absent),
+        Json::Null => return config.usual_number(key),
         base => base.as_f64().ok_or_else(|| config.refuse("rope_parameters", rule))?,
     };
     match config.number_or(key, base)? == base {

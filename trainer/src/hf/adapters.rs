@@ -9,7 +9,7 @@ use engine::model::{AdapterRows, GptShape, Lora, LoraTarget};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
-use super::names::{Entry, Naming, Part, entries};
+use super::names::{Entry, Naming, TensorRows, entries};
 use super::peft_config::ADAPTER_CONFIG;
 use super::weights::Weights;
 use super::write::{not_written, write};
@@ -48,7 +48,7 @@ impl Adapted {
 
 /// A parameter of ours with that name and shape.
 fn ours(name: String, shape: [usize; 2]) -> Entry {
-    let parts = vec![Part { name: name.clone(), rows: 0..shape[0] }];
+    let parts = vec![TensorRows { name: name.clone(), rows: 0..shape[0] }];
     Entry { name, shape: shape.into(), parts, fused: None, layout: FileLayout::Ours }
 }
 
@@ -102,7 +102,7 @@ pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static Huggi
             all.extend(of_all_experts(&weight.parts[0], factors, is_inner, (experts, in_turns)));
             continue;
         }
-        let modules: BTreeMap<usize, &Part> = weight.parts.iter().map(|part| (part.rows.start, part)).collect();
+        let modules: BTreeMap<usize, &TensorRows> = weight.parts.iter().map(|part| (part.rows.start, part)).collect();
         let name = |covered: &Range<usize>, which: &str| {
             let module = modules.get(&covered.start).filter(|part| part.rows == *covered);
             let module = module.and_then(|part| part.name.strip_suffix(".weight")).unwrap_or_default();
@@ -111,8 +111,8 @@ pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static Huggi
         let [a, b] = factors;
         let parts = |which, rows: fn(&AdapterRows) -> &Range<usize>| {
             let part =
-                |adapter: &AdapterRows| Part { name: name(&adapter.covered, which), rows: rows(adapter).clone() };
-            let mut parts: Vec<Part> = adapted.adapters.iter().map(part).collect();
+                |adapter: &AdapterRows| TensorRows { name: name(&adapter.covered, which), rows: rows(adapter).clone() };
+            let mut parts: Vec<TensorRows> = adapted.adapters.iter().map(part).collect();
             parts.sort_by_key(|part| part.rows.start);
             parts
         };
@@ -125,7 +125,7 @@ pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static Huggi
 /// `A` and `B` of a parameter that `transformers` has for all experts, as PEFT stores them. `is_inner`: PEFT wraps another
 /// parameter of the same module around it.
 fn of_all_experts(
-    parameter: &Part,
+    parameter: &TensorRows,
     [a, b]: [Entry; 2],
     is_inner: bool,
     (experts, in_turns): (usize, bool),
@@ -134,7 +134,7 @@ fn of_all_experts(
     let wrapped = if is_inner { ".base_layer" } else { "" };
     let factor = |factor: Entry, which: &str, layout| {
         let name = format!("base_model.model.{module}{wrapped}.{which}.weight");
-        Entry { parts: vec![Part { name, rows: 0..factor.shape[0] }], layout, ..factor }
+        Entry { parts: vec![TensorRows { name, rows: 0..factor.shape[0] }], layout, ..factor }
     };
     [
         factor(a, "lora_A", FileLayout::FactorA { experts }),

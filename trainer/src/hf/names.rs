@@ -17,7 +17,7 @@ pub enum Naming {
 
 /// A tensor of a file: these rows of one of our parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TensorRows {
     /// The name in the file.
     pub name: String,
     /// Rows of the parameter.
@@ -32,7 +32,7 @@ pub struct Entry {
     /// Our shape, padding not counted.
     pub shape: Vec<usize>,
     /// The tensors, in the order of their rows; together they have all rows.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TensorRows>,
     /// A tensor that may have all rows instead, in place of `parts`.
     pub fused: Option<String>,
     /// The order of its values in the file.
@@ -57,7 +57,7 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
         let parts = tensors.into_iter().map(|FileTensor { name, rows }| {
             let rows = first..first + rows.unwrap_or(sizes[0]);
             first = rows.end;
-            Part { name, rows }
+            TensorRows { name, rows }
         });
         let parts = parts.collect();
         let layout = match naming {
@@ -75,7 +75,7 @@ pub(super) fn copies(shape: &GptShape, entries: &[Entry]) -> Vec<Entry> {
         // A tied head is the embedding.
         let entry = entries.iter().find(|entry| entry.name == table).or(entries.first())?;
         let name = format!("model.layers.{block}.{copy}");
-        Some(Entry { parts: vec![Part { name, rows: 0..entry.shape[0] }], ..entry.clone() })
+        Some(Entry { parts: vec![TensorRows { name, rows: 0..entry.shape[0] }], ..entry.clone() })
     };
     shape
         .further_blocks()
@@ -90,7 +90,7 @@ impl Entry {
     }
 
     /// The shape of a part in its file.
-    pub fn part_shape(&self, part: &Part) -> Vec<usize> {
+    pub fn part_shape(&self, part: &TensorRows) -> Vec<usize> {
         let mut sizes = self.shape.clone();
         sizes[0] = part.rows.len();
         self.layout.sizes(sizes)

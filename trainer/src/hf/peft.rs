@@ -10,7 +10,7 @@ use engine::model::{GptShape, Lora, LoraTarget};
 use toml::Value;
 
 use super::adapters::{ADAPTER_FILE, peft_entries};
-use super::names::{Entry, Part};
+use super::names::{Entry, TensorRows};
 use super::peft_config::PeftConfig;
 use super::read::WeightFolder;
 use crate::config::plan::{modules, of_any_expert};
@@ -214,7 +214,7 @@ impl FittedAdapters {
         };
         let width = entry.width();
         let mut values = vec![0.0; entry.shape[0] * width];
-        let is_wanted = |part: &&Part| part.rows.start < rows.end && rows.start < part.rows.end;
+        let is_wanted = |part: &&TensorRows| part.rows.start < rows.end && rows.start < part.rows.end;
         for part in entry.parts.iter().filter(is_wanted) {
             let Some((layer, is_a)) = layer_of(&part.name) else { unreachable!("an entry's part is of a layer") };
             let (shape, mut read) = self.adapters.file.tensor(&part.name)?;

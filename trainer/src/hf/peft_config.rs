@@ -16,34 +16,11 @@ pub(super) const BASE_MODEL: &str = "base_model_name_or_path";
 /// The largest one that is read, in bytes.
 const LARGEST: u64 = 4 << 20;
 
-/// Keys that are read, and keys that say nothing about weights. All others are of other kinds of adapters.
-const KNOWN: [&str; 23] = [
-    "alpha_pattern",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "bias",
-    "eva_config",
-    "exclude_modules",
-    // PEFT sets it by the class of the layer.
-    "fan_in_fan_out",
-    "inference_mode",
-    "init_lora_weights",
-    "layers_pattern",
-    "loftq_config",
-    "lora_alpha",
-    "lora_dropout",
-    "megatron_core",
-    "peft_type",
-    "peft_version",
-    "qalora_group_size",
-    "r",
-    "rank_pattern",
-    "revision",
-    // The file's tensors tell the layers.
-    "target_modules",
-    "target_parameters",
-    "task_type",
-];
+/// Keys that are read, and keys that say nothing about weights. All others are of other kinds of adapters. PEFT sets
+/// `fan_in_fan_out` by the class of the layer, and the file's tensors tell the layers of `target_modules`.
+const KNOWN: &str = "alpha_pattern auto_mapping base_model_name_or_path bias eva_config exclude_modules fan_in_fan_out inference_mode \
+    init_lora_weights layers_pattern loftq_config lora_alpha lora_dropout megatron_core peft_type peft_version \
+    qalora_group_size r rank_pattern revision target_modules target_parameters task_type";
 
 /// Beginnings that leave the base model as it is. Others, such as PiSSA's, change it.
 const BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
@@ -171,7 +148,7 @@ fn check_kind(path: &Path, config: &Map<String, Json>) -> Result<(), UserError> 
             "init_lora_weights" => {
                 value.is_boolean() || value.is_null() || value.as_str().is_some_and(|word| BEGINNINGS.contains(&word))
             }
-            known if KNOWN.contains(&known) => true,
+            known if KNOWN.split(' ').any(|key| key == known) => true,
             _ => is_off(value),
         };
         if !is_fine {

@@ -22,7 +22,7 @@ use super::weights::Weights;
 use crate::checkpoint::{MANIFEST, named, newest_in, read_ahead};
 use crate::config::plan::{ModelPlan, model_plan};
 use crate::config::{ConfigSources, RunConfig};
-use crate::error::LoadError;
+use crate::error::RunError;
 use crate::families::{self, FURTHER_TOKENS, ModelOptions};
 use crate::told::tell;
 
@@ -246,7 +246,7 @@ impl Pretrained {
         params: &Params,
         device: &Device,
         new_tokens: Range<usize>,
-    ) -> Result<Vec<usize>, LoadError> {
+    ) -> Result<Vec<usize>, RunError> {
         let weights = self.weights(shape, new_tokens)?;
         weights.check_tied_head()?;
         let entries = self.entries(shape);
@@ -258,7 +258,7 @@ impl Pretrained {
             found.iter().filter_map(|&index| Wanted::new(params, index, entry_of(&index)?)).collect();
         let read = |wanted: &Wanted<'_>| wanted.read(&weights);
         let set = |wanted: &Wanted<'_>, values: Vec<f32>| Ok(params.set_needed(device, wanted.index, &values)?);
-        read_ahead::<_, LoadError>(&wanted, Wanted::elements_read, read, set)?;
+        read_ahead(&wanted, Wanted::elements_read, read, set)?;
         Ok(missing)
     }
 

@@ -225,7 +225,7 @@ impl WeightFolder {
                 rest = after;
             }
         }
-        let read = |(part, here, values): (&names::Part, Range<usize>, &mut [f32])| {
+        let read = |(part, here, values): (&names::TensorRows, Range<usize>, &mut [f32])| {
             let (name, tensor) = self.part(entry, part)?;
             match entry.layout {
                 FileLayout::Ours => self.join(name, tensor, here, values),
@@ -242,7 +242,7 @@ impl WeightFolder {
     }
 
     /// The tensor of a part of a parameter.
-    pub(super) fn part(&self, entry: &names::Entry, part: &names::Part) -> Result<(&str, &Whole), UserError> {
+    pub(super) fn part(&self, entry: &names::Entry, part: &names::TensorRows) -> Result<(&str, &Whole), UserError> {
         let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
         let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
         let wanted = entry.part_shape(part);

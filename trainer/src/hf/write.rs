@@ -7,14 +7,14 @@ use std::path::Path;
 
 use common::UserError;
 
-use super::names::{Entry, Part};
-use crate::checkpoint::DataType;
+use super::names::{Entry, TensorRows};
+use crate::checkpoint::{DataType, beginning};
 use crate::error::RunError;
 
 /// A tensor to write: a part of an entry.
 struct Target<'e> {
     entry: usize,
-    part: &'e Part,
+    part: &'e TensorRows,
     shape: Vec<usize>,
 }
 
@@ -96,7 +96,8 @@ fn write_file(
 ) -> Result<(), RunError> {
     let failed = not_written(path);
     let mut file = BufWriter::new(File::create(path).map_err(&failed)?);
-    file.write_all(&header(shard, dtype)).map_err(&failed)?;
+    let named = |target: &Target<'_>| (target.part.name.clone(), dtype, target.shape.clone());
+    file.write_all(&beginning(shard.iter().map(named))).map_err(&failed)?;
     for target in shard {
         let values = values(target)?;
         if let Some(large) = dtype.too_large(&values) {
@@ -115,24 +116,6 @@ fn no_room(tensor: &str, value: f32, dtype: DataType) -> UserError {
         format!("values of an export are finite: those of {name} are at most {largest}"),
         "use --dtype bf16 or f32",
     )
-}
-
-/// The length and the JSON before a file's data.
-fn header(tensors: &[Target<'_>], dtype: DataType) -> Vec<u8> {
-    let mut text = String::from(r#"{"__metadata__":{"format":"pt"}"#);
-    let mut at = 0;
-    for Target { part, shape, .. } in tensors {
-        let end = at + shape.iter().product::<usize>() * dtype.size();
-        let (name, sizes) = (serde_json::json!(part.name), serde_json::json!(shape));
-        let dtype = dtype.name();
-        text += &format!(r#",{name}:{{"dtype":"{dtype}","shape":{sizes},"data_offsets":[{at},{end}]}}"#);
-        at = end;
-    }
-    text.push('}');
-    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
-    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(text.as_bytes());
-    bytes
 }
 
 /// A file that could not be written.

@@ -168,59 +168,28 @@ impl StepMetrics {
 /// The file with a line for each step.
 pub const METRICS: &str = "metrics.jsonl";
 
-/// Appends to `metrics.jsonl`, one object per line. Every line is written at once.
-pub struct MetricsFile {
-    lines: StepFile,
+/// Creates the file in `folder`.
+///
+/// # Errors
+/// Operating system errors.
+pub(crate) fn created(folder: &Path) -> std::io::Result<StepFile> {
+    let path = folder.join(METRICS);
+    let file = create_file(&path)?;
+    StepFile::new(path, file)
 }
 
-impl MetricsFile {
-    /// Creates the file in `folder`.
-    ///
-    /// # Errors
-    /// Operating system errors.
-    pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
-        let path = folder.join(METRICS);
-        let file = create_file(&path)?;
-        Ok(MetricsFile { lines: StepFile::new(path, file)? })
+/// Continues the file in `folder` after `step` steps. Lines of later steps, and an incomplete last line, are removed, so that
+/// each step appears once. `carried` has lines from the checkpoint; those of missing steps are added.
+///
+/// # Errors
+/// Operating system errors.
+pub(crate) fn resumed(folder: &Path, step: usize, carried: &[u8]) -> std::io::Result<StepFile> {
+    let path = folder.join(METRICS);
+    let (mut file, _) = continued(&path, "step", step)?;
+    if !carried.is_empty() {
+        file = merged(&path, file, carried, step)?;
     }
-
-    /// Continues the file in `folder` after `step` steps. Lines of later steps, and an incomplete last line, are
-    /// removed, so that each step appears once. `carried` has lines from the checkpoint; those of missing steps are
-    /// added.
-    ///
-    /// # Errors
-    /// Operating system errors.
-    pub fn resume(folder: &Path, step: usize, carried: &[u8]) -> std::io::Result<MetricsFile> {
-        let path = folder.join(METRICS);
-        let (mut file, _) = continued(&path, "step", step)?;
-        if !carried.is_empty() {
-            file = merged(&path, file, carried, step)?;
-        }
-        Ok(MetricsFile { lines: StepFile::new(path, file)? })
-    }
-
-    /// Waits until every line is on disk. A file that was removed is made again.
-    ///
-    /// # Errors
-    /// Operating system errors.
-    pub fn sync(&mut self) -> std::io::Result<()> {
-        self.lines.sync()
-    }
-
-    /// The lines that may not be on disk.
-    pub fn missing(&self) -> Vec<u8> {
-        self.lines.missing()
-    }
-
-    /// Adds a step.
-    ///
-    /// # Errors
-    /// Operating system errors. The step is kept, and written with a later one.
-    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
-        let mut line = serde_json::to_vec(metrics)?;
-        line.push(b'\n');
-        self.lines.write(&line)
-    }
+    StepFile::new(path, file)
 }
 
 /// The metrics of a folder after the first of `steps`, up to the last. Damaged lines are left out.
@@ -361,7 +330,7 @@ mod tests {
             [(all.clone(), 3, 3), (all.clone() + "{\"ste", 9, 5), (all, 0, 0), (String::new(), 2, 0)]
         {
             std::fs::write(&path, text).unwrap();
-            MetricsFile::resume(folder.path(), step, b"").unwrap().sync().unwrap();
+            resumed(folder.path(), step, b"").unwrap().sync().unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=kept), "continued after {step}");
         }
     }
@@ -400,7 +369,7 @@ mod tests {
             (String::new(), lines(&[1, 2, 3, 4], 2), lines(&[1, 2, 3, 4], 2)),
         ] {
             std::fs::write(&path, there).unwrap();
-            MetricsFile::resume(folder.path(), 4, carried.as_bytes()).unwrap();
+            resumed(folder.path(), 4, carried.as_bytes()).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), all);
         }
     }

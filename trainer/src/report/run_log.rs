@@ -4,9 +4,11 @@ use std::io;
 use std::path::Path;
 
 use crate::config::RunConfig;
+use crate::config::unused_settings::unread_own;
 use crate::extensions::{Extensions, MetricsSink, Own};
-use crate::report::metrics::{MetricsFile, StepMetrics, between};
-use crate::report::samples::{SamplesFile, StepSamples};
+use crate::report::metrics::{StepMetrics, between, continued, created, resumed};
+use crate::report::samples::{SAMPLES, StepSamples};
+use crate::report::step_file::StepFile;
 use crate::report::tensorboard::EventFile;
 use crate::report::wandb::History;
 use crate::report::wandb_client::Client;
@@ -14,11 +16,11 @@ use crate::told::tell;
 
 /// All files that a step is written to.
 pub struct RunLog {
-    metrics: MetricsFile,
+    metrics: StepFile,
     events: Option<EventFile>,
     history: Option<History>,
     client: Option<Client>,
-    samples: Option<SamplesFile>,
+    samples: Option<StepFile>,
     /// Receivers that the program adds, by name.
     sinks: Vec<(&'static str, Box<dyn MetricsSink>)>,
 }
@@ -39,8 +41,8 @@ impl RunLog {
         let logging = &config.logging;
         let folder = Path::new(&logging.dir);
         let metrics = match step {
-            0 => MetricsFile::create(folder)?,
-            _ => MetricsFile::resume(folder, step, carried)?,
+            0 => created(folder)?,
+            _ => resumed(folder, step, carried)?,
         };
         let events = logging.tensorboard.then(|| EventFile::create(folder, step)).transpose()?;
         let mut history = logging.wandb.then(|| History::open(folder, step)).transpose()?;
@@ -50,11 +52,18 @@ impl RunLog {
                 client.iter_mut().for_each(|client| client.send(&row));
             }
         }
-        let samples = logging.sample_prompts.as_ref().map(|_| SamplesFile::open(folder, step)).transpose()?;
+        let samples = logging.sample_prompts.as_ref().map(|_| {
+            let path = folder.join(SAMPLES);
+            StepFile::new(path.clone(), continued(&path, "step", step)?.0)
+        });
+        let samples = samples.transpose()?;
         let asked = config.own.texts("metrics");
         let named = Extensions::installed().sinks.iter().filter(|sink| asked.contains(&sink.name));
         let made = |sink: &Own<Box<dyn MetricsSink>>| Ok((sink.name, (sink.make)(config).map_err(io::Error::other)?));
-        let sinks = named.map(made).collect::<io::Result<_>>()?;
+        let sinks: Vec<_> = named.map(made).collect::<io::Result<_>>()?;
+        if !sinks.is_empty() {
+            unread_own(config).for_each(|unread| tell(&format!("notice: {unread}")));
+        }
         Ok(RunLog { metrics, events, history, client, samples, sinks })
     }
 
@@ -64,7 +73,7 @@ impl RunLog {
     /// # Errors
     /// Operating system errors.
     pub fn write(&mut self, step: &StepMetrics) -> std::io::Result<()> {
-        let metrics = self.metrics.write(step);
+        let metrics = self.metrics.add(step);
         let events = self.events.as_mut().map_or(Ok(()), |events| events.write(step));
         if events.is_err() {
             self.events = None;
@@ -90,7 +99,7 @@ impl RunLog {
     /// # Errors
     /// Operating system errors.
     pub fn write_samples(&mut self, samples: &StepSamples) -> std::io::Result<()> {
-        self.samples.as_mut().map_or(Ok(()), |file| file.write(samples))
+        self.samples.as_mut().map_or(Ok(()), |file| file.add(samples))
     }
 
     /// The lines of `metrics.jsonl` that may not be on disk.

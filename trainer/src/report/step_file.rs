@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use common::files::replace_file;
+use serde::Serialize;
 
 /// So many bytes wait for the disk at most, unless it refuses them.
 const UNSYNCED: usize = 1 << 20;
@@ -31,6 +32,16 @@ impl StepFile {
     pub(crate) fn new(path: PathBuf, file: File) -> Result<StepFile> {
         let length = file.metadata()?.len();
         Ok(StepFile { path, file, length, unsynced: Vec::new(), written: 0 })
+    }
+
+    /// Adds a value as a line of JSON.
+    ///
+    /// # Errors
+    /// As [`StepFile::write`].
+    pub(crate) fn add(&mut self, value: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(value)?;
+        line.push(b'\n');
+        self.write(&line)
     }
 
     /// Adds a line. It must end with a line break.

@@ -53,6 +53,11 @@ pub fn summary(
     if let Some(shares) = bucket_shares::described(plan, source) {
         rows.insert(3, ("lengths", shares));
     }
+    let named = |key| config.own.text(key).map(|name| format!("{key} {name}"));
+    let own: Vec<String> = ["part", "loss"].into_iter().filter_map(named).collect();
+    if !own.is_empty() {
+        rows.insert(1, ("own", own.join(", ")));
+    }
     let checkpoint = &config.checkpoint;
     let state = rank_bytes(stage, &Writers::new(plan, group)) as usize;
     // A dry run plans for a supervised one.

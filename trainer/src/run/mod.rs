@@ -8,7 +8,6 @@ pub mod consistency;
 pub mod evaluate;
 mod host_memory;
 pub mod multiple_choice;
-pub mod output_files;
 pub mod random_steps;
 pub mod ranks;
 mod references;
@@ -17,10 +16,8 @@ pub mod samples;
 pub mod set_up;
 pub mod source;
 pub mod state_on_host;
-mod submitted_step;
 pub mod trace;
 mod train;
-mod unused_rows;
 mod verify;
 
 pub use train::train;

@@ -6,9 +6,9 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use common::UserError;
 use common::files::{read_file, replace_file};
 use common::format::counted;
+use common::{Choice, UserError};
 use data::{Conversations, ReferenceLogps, Source};
 use device::HostValues;
 use device::ops::PairLoss;
@@ -101,7 +101,7 @@ pub(super) fn set_references(
                 group,
                 &format!(
                     "computes the log-probabilities of {} under the first weights",
-                    counted(all, plan.config.data.kind().unit())
+                    counted(all, plan.config.data.kind().word())
                 ),
             );
             let mut references = Vec::new();
@@ -215,7 +215,7 @@ fn check_model(
                     format!(
                         "{} is of another model: an answer of {} {} has log-probability {kept} there, and {here} here",
                         file.display(),
-                        plan.config.data.kind().unit(),
+                        plan.config.data.kind().word(),
                         pair + 1
                     ),
                     "references are those of the model that training starts from",

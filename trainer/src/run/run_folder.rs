@@ -1,23 +1,26 @@
-//! The folder of a run, `logging.dir`. A resumed run appends to its own metrics. The metrics of another run are moved aside,
-//! never mixed or lost.
+//! The folder of a run, `logging.dir`, and other files that it writes after its steps. A resumed run appends to its own metrics.
+//! The metrics of another run are moved aside, never mixed or lost.
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use common::UserError;
-use common::files::{ensure_writable_name, read_text, write_file};
+use common::files::{ensure_writable_name, open_to_append, read_text, write_file};
 use common::time::rfc3339;
 use launch::watch::ranks_file::RANKS;
 
 use crate::checkpoint::LOG_LOCK;
+use crate::config::LoggingConfig;
 use crate::config::model_name::name_in;
+use crate::report::graph_report::beside;
 use crate::report::logs::{RUN_LOG, unwritable};
 use crate::report::metrics::{METRICS, last_step};
 use crate::report::samples::SAMPLES;
 use crate::report::tensorboard::PREFIX;
 use crate::report::wandb::{HISTORY, SUMMARY};
 use crate::report::wandb_client::CLIENT_LOG;
+use crate::run::trace;
 
 /// The file with the name of the run that wrote the folder's metrics. Its second line has the time of the run's start.
 const OWNER: &str = "run.id";
@@ -44,6 +47,53 @@ pub fn check(folder: &Path) -> std::result::Result<(), UserError> {
     let names = WRITTEN.into_iter().flat_map(|name| [name.to_string(), format!("{name}.tmp")]);
     names.into_iter().try_for_each(|name| {
         ensure_writable_name(&folder.join(&name)).map_err(|error| unwritable(folder, &name, &error))
+    })
+}
+
+/// Fails if rank `rank` cannot write the files of `--trace` and `--graph-report`. Missing files are created empty, existing
+/// ones stay as they are until the end.
+///
+/// # Errors
+/// The first file that cannot be written.
+pub fn check_writable(
+    logging: &LoggingConfig,
+    graph_report: Option<&Path>,
+    rank: usize,
+) -> std::result::Result<(), UserError> {
+    if let Some(path) = &logging.trace {
+        let path = trace::of_rank(Path::new(path), rank);
+        create_run_folder(logging, &path);
+        writable(&format!("logging.trace = {}", path.display()), &path)?;
+    }
+    if let (0, Some(path)) = (rank, graph_report) {
+        let beside = beside(path);
+        for path in std::iter::once(path).chain(beside.iter().map(PathBuf::as_path)) {
+            create_run_folder(logging, path);
+            writable(&format!("--graph-report {}", path.display()), path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Creates `logging.dir` if the file lies in it. An error is not reported here: opening the file will fail too, and is
+/// reported.
+fn create_run_folder(logging: &LoggingConfig, path: &Path) {
+    let parent = path.parent().map(std::path::absolute);
+    if let (Some(Ok(parent)), Ok(folder)) = (parent, std::path::absolute(&logging.dir))
+        && parent == folder
+    {
+        let _ = std::fs::create_dir_all(folder);
+    }
+}
+
+/// Fails if a file cannot be written. A missing one is created empty. Messages call it `what`.
+///
+/// # Errors
+/// The operating system's error.
+pub fn writable(what: &str, path: &Path) -> std::result::Result<(), UserError> {
+    open_to_append(path).map(drop).map_err(|error| {
+        let rule = "the path is that of a regular file that can be written, and of no link";
+        UserError::new(format!("{what}: {error}"), rule, "name a file in a folder that exists")
     })
 }
 

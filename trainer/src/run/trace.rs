@@ -45,7 +45,8 @@ enum State {
 
 impl StepTrace {
     /// Prepares the timeline, if one is asked for. Call it before the first graph is captured. The process starts at step
-    /// `first_step` of the run. [`crate::run::output_files`] has checked that the file can be written.
+    /// `first_step` of the run. [`check_writable`](crate::run::run_folder::check_writable) has checked that the file can be
+    /// written.
     ///
     /// # Errors
     /// CUPTI is missing on a GPU.

@@ -4,6 +4,7 @@
 
 mod end;
 mod order;
+mod submitted_step;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
@@ -23,6 +24,7 @@ use launch::watch::activity::Doing;
 
 use self::end::{LastState, stops_early};
 use self::order::tell_order;
+use self::submitted_step::SubmittedStep;
 use crate::checkpoint::{KeptFile, Occasion, Progress, Session, Validated};
 use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
@@ -40,7 +42,6 @@ use crate::run::references::{Moment, set_references};
 use crate::run::run_folder::CONFIG;
 use crate::run::samples::{Prompts, SampleWriter};
 use crate::run::set_up::{load_start, stage, step_settings};
-use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
 use crate::run::verify::VerifiedSteps;
 use crate::run::{auto_scope, run_folder};

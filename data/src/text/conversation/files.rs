@@ -9,7 +9,7 @@ use super::form::{ChatForm, has_fields};
 use super::template::ChatTemplate;
 use crate::file_notices::FileNotices;
 use crate::text::conversation::Conversation;
-use crate::text::files::{Holds, JsonLine, Piece, Records, TextFile, in_parallel, read_files};
+use crate::text::files::{Holds, JsonLine, Records, Segment, TextFile, in_parallel, read_files};
 use crate::text::tokenizer::Tokenizer;
 
 /// The files of a data set of conversations, as they were read.
@@ -44,8 +44,8 @@ pub(crate) fn encode_conversations<E: From<UserError> + Send>(
 ) -> Result<ReadConversations, E> {
     let mut known: Option<Form> = None;
     let mut lost = LostAnswers::default();
-    let notices = read_files(files, tokenizer, records, |pieces| {
-        let Some(first) = pieces.first() else { return Ok(()) };
+    let notices = read_files(files, tokenizer, records, |segments| {
+        let Some(first) = segments.first() else { return Ok(()) };
         if known.is_none() {
             let form = form_of(first, records)?;
             let template = form.needs_template().then(&mut template).transpose()?;
@@ -53,9 +53,9 @@ pub(crate) fn encode_conversations<E: From<UserError> + Send>(
         }
         let Some(Form { form, first, template }) = &known else { return Ok(()) };
         let (form, template) = (*form, template.as_deref());
-        let encoded = in_parallel(pieces, |piece| encoded(piece, records, (form, first), template, tokenizer))?;
-        pieces.iter().zip(encoded).try_for_each(|(piece, conversations)| {
-            conversations.iter().try_for_each(|conversation| lost.add(piece, conversation, template))?;
+        let encoded = in_parallel(segments, |segment| encoded(segment, records, (form, first), template, tokenizer))?;
+        segments.iter().zip(encoded).try_for_each(|(segment, conversations)| {
+            conversations.iter().try_for_each(|conversation| lost.add(segment, conversation, template))?;
             sink(conversations)
         })
     })?;
@@ -83,7 +83,7 @@ impl LostAnswers {
     /// The first [`ENOUGH`] conversations all have such an answer.
     fn add(
         &mut self,
-        piece: &Piece,
+        segment: &Segment,
         conversation: &Conversation,
         template: Option<&ChatTemplate>,
     ) -> Result<(), UserError> {
@@ -91,7 +91,7 @@ impl LostAnswers {
         self.read += u64::from(lost.is_some() || counts.contains(&true));
         if let Some(lost) = lost {
             if self.lost == 0 {
-                self.first = format!("{} {lost}", piece.name());
+                self.first = format!("{} {lost}", segment.name());
             }
             self.lost += 1;
         }
@@ -130,20 +130,20 @@ impl LostAnswers {
     }
 }
 
-fn wrong(piece: &Piece, records: Records<'_>, what: &str, fix: &str) -> UserError {
-    UserError::new(format!("{} {what}", piece.name()), records.rule(), fix)
+fn wrong(segment: &Segment, records: Records<'_>, what: &str, fix: &str) -> UserError {
+    UserError::new(format!("{} {what}", segment.name()), records.rule(), fix)
 }
 
 /// The form of a record.
-fn form_of(piece: &Piece, records: Records<'_>) -> Result<ChatForm, UserError> {
-    let wrong = |what: &str, fix: &str| wrong(piece, records, what, fix);
-    if piece.holds != Holds::Json {
+fn form_of(segment: &Segment, records: Records<'_>) -> Result<ChatForm, UserError> {
+    let wrong = |what: &str, fix: &str| wrong(segment, records, what, fix);
+    if segment.holds != Holds::Json {
         return Err(wrong("has no JSON lines", "name a .jsonl, .json or .parquet file with such records"));
     }
-    piece.ensure_record().map_err(|what| wrong(&what, "break it into several"))?;
-    let line = JsonLine::of_record(&piece.text, None).map_err(|what| wrong(&what, "correct it"))?;
+    segment.ensure_record().map_err(|what| wrong(&what, "break it into several"))?;
+    let line = JsonLine::of_record(&segment.text, None).map_err(|what| wrong(&what, "correct it"))?;
     match records {
-        Records::Pairs => ChatForm::of_pair(&piece.text, &line.fields)
+        Records::Pairs => ChatForm::of_pair(&segment.text, &line.fields)
             .map_err(|what| wrong(&what, "rename its fields, or train on conversations: --sft in place of --dpo")),
         Records::Labelled => {
             let fix = match ChatForm::is_pair(&line.fields) {
@@ -151,11 +151,11 @@ fn form_of(piece: &Piece, records: Records<'_>) -> Result<ChatForm, UserError> {
                 false => "rename its fields, or train on conversations: --sft in place of --kto",
             };
             match ChatForm::is_labelled(&line.fields) {
-                true => ChatForm::of(&piece.text, &line.fields).map_err(|what| wrong(&what, "correct it")),
+                true => ChatForm::of(&segment.text, &line.fields).map_err(|what| wrong(&what, "correct it")),
                 false => Err(wrong(&has_fields(&line.fields), fix)),
             }
         }
-        _ => ChatForm::of(&piece.text, &line.fields).map_err(|what| {
+        _ => ChatForm::of(&segment.text, &line.fields).map_err(|what| {
             let fix = match ChatForm::is_pair(&line.fields) {
                 true => "for pairs of answers give --dpo in place of --sft",
                 false => "rename its fields, or leave --sft out to train on documents",
@@ -167,25 +167,25 @@ fn form_of(piece: &Piece, records: Records<'_>) -> Result<ChatForm, UserError> {
 
 /// The conversations of a record. The data set has a form, which its first record has.
 fn encoded(
-    piece: &Piece,
+    segment: &Segment,
     records: Records<'_>,
     (form, first): (ChatForm, &str),
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Conversation>, UserError> {
-    let found = form_of(piece, records)?;
+    let found = form_of(segment, records)?;
     if found != form {
         return Err(UserError::new(
-            format!("{} is {}, and {first} is {}", piece.name(), found.name(), form.name()),
+            format!("{} is {found}, and {first} is {form}", segment.name()),
             "the records of a data set have one form",
             "name the files of one form, or blend the others as data sets of their own: --data-path 0.5 A 0.5 B",
         ));
     }
-    let wrong = |what: String, fix: &str| wrong(piece, records, &what, fix);
-    let mut all = Conversation::of_record(&piece.text, form, template, tokenizer)
+    let wrong = |what: String, fix: &str| wrong(segment, records, &what, fix);
+    let mut all = Conversation::of_record(&segment.text, form, template, tokenizer)
         .map_err(|what| wrong(what, "correct it, or name a template: --chat-template FILE"))?;
     if let Records::Labelled = records {
-        let is_desirable = ChatForm::label(&piece.text).map_err(|what| wrong(what, "correct it"))?;
+        let is_desirable = ChatForm::label(&segment.text).map_err(|what| wrong(what, "correct it"))?;
         all.iter_mut().for_each(|answer| answer.is_desirable = is_desirable);
     }
     Ok(all)

@@ -25,23 +25,24 @@ const SHARE_GPT: [(&str, &str); 8] = [
     ("observation", "tool"),
 ];
 
-/// The form of a conversation in a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChatForm {
-    /// `messages`, each with `role` and `content`.
-    Messages,
-    /// `conversations`, each message with `from` and `value`, or with `role` and `content`.
-    ShareGpt,
-    /// `prompt` and `completion`, both lists of messages.
-    PromptMessages,
-    /// `prompt` and `completion`, both texts. No template has a part in it.
-    PromptText,
-    /// `instruction`, often an `input`, and `output`.
-    Alpaca,
-    /// Two answers, `chosen` and `rejected`, as lists of messages. They have the `prompt` in front, or begin alike.
-    PairMessages,
-    /// The same as texts. No template has a part in it.
-    PairTexts,
+common::choice! {
+    /// The form of a conversation in a record.
+    pub enum ChatForm {
+        /// `messages`, each with `role` and `content`.
+        Messages = "messages",
+        /// `conversations`, each message with `from` and `value`, or with `role` and `content`.
+        ShareGpt = "ShareGPT",
+        /// `prompt` and `completion`, both lists of messages.
+        PromptMessages = "prompt and completion as messages",
+        /// `prompt` and `completion`, both texts. No template has a part in it.
+        PromptText = "prompt and completion as texts",
+        /// `instruction`, often an `input`, and `output`.
+        Alpaca = "Alpaca",
+        /// Two answers, `chosen` and `rejected`, as lists of messages. They have the `prompt` in front, or begin alike.
+        PairMessages = "a pair of messages",
+        /// The same as texts. No template has a part in it.
+        PairTexts = "a pair of texts",
+    }
 }
 
 /// A conversation as a record has it.
@@ -80,40 +81,6 @@ impl Talk {
 }
 
 impl ChatForm {
-    /// What a record needs to be a pair of answers, for rules.
-    pub(crate) const RULE_OF_PAIRS: &'static str = "a pair is `prompt`, `chosen` and `rejected`, each text or a list of \
-        messages ([{\"role\": ..., \"content\": ...}, ...]); without `prompt` it is what both answers begin with";
-
-    /// All fields of pairs.
-    pub(crate) const FIELDS_OF_PAIRS: [&'static str; 4] = ["prompt", "chosen", "rejected", "tools"];
-
-    /// What a record needs to be an answer with a label, for rules.
-    pub(crate) const RULE_OF_LABELLED: &'static str = "an answer with a label is `prompt` and `completion`, both texts or \
-        both lists of messages ([{\"role\": ..., \"content\": ...}, ...]), and `label`, true or false";
-
-    /// All fields of answers with a label.
-    pub(crate) const FIELDS_OF_LABELLED: [&'static str; 4] = ["prompt", "completion", "label", "tools"];
-
-    /// What a record needs to be a conversation, for rules.
-    pub(crate) const RULE: &'static str = "a conversation is `messages` ([{\"role\": ..., \"content\": ...}, ...]), \
-        `conversations` ([{\"from\": ..., \"value\": ...}, ...], as ShareGPT has it), `prompt` and `completion`, or \
-        `instruction`, `input` and `output` (as Alpaca has it)";
-
-    /// All fields of all forms.
-    pub(crate) const FIELDS: [&'static str; 11] = [
-        "messages",
-        "conversations",
-        "prompt",
-        "completion",
-        "instruction",
-        "input",
-        "output",
-        "history",
-        "system",
-        "tools",
-        "weight",
-    ];
-
     /// Whether a record with these fields is a pair of answers.
     pub(crate) fn is_pair(fields: &[String]) -> bool {
         ["chosen", "rejected"].iter().all(|name| fields.iter().any(|field| field == name))
@@ -209,19 +176,6 @@ impl ChatForm {
             ChatForm::PairTexts => {
                 "pairs of answers, texts: `chosen` is preferred to `rejected`, and no chat template has a part in it"
             }
-        }
-    }
-
-    /// The form's name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            ChatForm::Messages => "messages",
-            ChatForm::ShareGpt => "ShareGPT",
-            ChatForm::PromptMessages => "prompt and completion as messages",
-            ChatForm::PromptText => "prompt and completion as texts",
-            ChatForm::Alpaca => "Alpaca",
-            ChatForm::PairMessages => "a pair of messages",
-            ChatForm::PairTexts => "a pair of texts",
         }
     }
 

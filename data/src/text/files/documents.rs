@@ -2,7 +2,7 @@
 //! tokens, then its own, then the token that ends a document.
 //!
 //! A file is a document. In a file of JSON lines each line is one, in a Parquet file each row. Threads share the work
-//! in pieces. A short document is one piece. A long one is cut at ends of lines, if the tokenizer returns the same
+//! in segments. A short document is one segment. A long one is cut at ends of lines, if the tokenizer returns the same
 //! tokens with and without the cut. Files are read through buffers: memory holds only the text being tokenised.
 
 use std::path::Path;
@@ -12,8 +12,8 @@ use common::UserError;
 use rayon::prelude::*;
 
 use super::parquet::{ParquetRecords, ParquetRows};
-use super::piece::{Holds, Piece};
 use super::records::{RecordPlace, Records};
+use super::segment::{Holds, Segment};
 use super::text_bytes::is_parquet;
 use super::text_file::{TextReader, check_text};
 use super::text_files::TextFile;
@@ -44,26 +44,26 @@ impl Totals {
     }
 }
 
-/// The pieces of a file.
-enum Pieces<'f> {
+/// The segments of a file.
+enum Segments<'f> {
     Text(TextReader<'f>),
     Rows(Arc<Path>, Box<ParquetRows>),
     Records(Arc<Path>, Box<ParquetRecords>),
 }
 
-impl Pieces<'_> {
-    fn next(&mut self) -> Result<Option<Piece>, UserError> {
+impl Segments<'_> {
+    fn next(&mut self) -> Result<Option<Segment>, UserError> {
         match self {
-            Pieces::Text(reader) => reader.next(),
-            Pieces::Rows(path, rows) => Ok(rows.next()?.map(|(row, text)| Piece {
+            Segments::Text(reader) => reader.next(),
+            Segments::Rows(path, rows) => Ok(rows.next()?.map(|(row, text)| Segment {
                 path: path.clone(),
                 holds: if text.is_some() { Holds::Text } else { Holds::Null },
                 text: text.unwrap_or_default(),
                 place: Some(RecordPlace::Row(row)),
                 ends_document: true,
             })),
-            Pieces::Records(path, rows) => {
-                Ok(rows.next()?.map(|(row, text)| Piece::record(path, RecordPlace::Row(row), text)))
+            Segments::Records(path, rows) => {
+                Ok(rows.next()?.map(|(row, text)| Segment::record(path, RecordPlace::Row(row), text)))
             }
         }
     }
@@ -84,14 +84,14 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     let (mut totals, mut left_out) = (Totals::default(), FileNotices::default());
     let mut begins = true;
     let notices = read_files(files, tokenizer, Records::Documents(key), |batch| -> Result<(), E> {
-        let encoded = in_parallel(batch, |piece| piece.encode(tokenizer, key))?;
-        for (piece, tokens) in batch.iter().zip(encoded) {
-            let is_whole = begins && piece.ends_document;
+        let encoded = in_parallel(batch, |segment| segment.encode(tokenizer, key))?;
+        for (segment, tokens) in batch.iter().zip(encoded) {
+            let is_whole = begins && segment.ends_document;
             let mut tokens = match tokens {
                 Some(tokens) if !tokens.is_empty() || !is_whole => tokens,
                 none => {
                     let why = if none.is_some() { NoDocument::Empty } else { NoDocument::Null };
-                    left_out.add_document(why, || piece.name());
+                    left_out.add_document(why, || segment.name());
                     continue;
                 }
             };
@@ -99,13 +99,13 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
                 tokens.splice(..0, tokenizer.begin().iter().copied());
                 totals.added += tokenizer.begin().len() as u64;
             }
-            begins = piece.ends_document;
-            if piece.ends_document {
+            begins = segment.ends_document;
+            if segment.ends_document {
                 tokens.push(tokenizer.end_of_text());
                 totals.added += 1;
                 totals.documents += 1;
             }
-            totals.bytes += piece.text.len() as u64;
+            totals.bytes += segment.text.len() as u64;
             totals.tokens += tokens.len() as u64;
             sink(&tokens, totals)?;
         }
@@ -115,20 +115,20 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     Ok((totals, left_out))
 }
 
-/// `read` of each piece, in order, on all threads.
+/// `read` of each segment, in order, on all threads.
 ///
 /// # Errors
-/// That of the first piece that has one, in the order of the files: a mistake is reported the same in every run.
+/// That of the first segment that has one, in the order of the files: a mistake is reported the same in every run.
 pub(crate) fn in_parallel<T: Send>(
-    pieces: &[Piece],
-    read: impl Fn(&Piece) -> Result<T, UserError> + Send + Sync,
+    segments: &[Segment],
+    read: impl Fn(&Segment) -> Result<T, UserError> + Send + Sync,
 ) -> Result<Vec<T>, UserError> {
     // Collected as a single result, rayon returns the error that happens first.
-    let results: Vec<Result<T, UserError>> = pieces.par_iter().map(read).collect();
+    let results: Vec<Result<T, UserError>> = segments.par_iter().map(read).collect();
     results.into_iter().collect()
 }
 
-/// Reads files in order and passes on their pieces, as many at a time as threads share well. Returns notices about files, such
+/// Reads files in order and passes on their segments, as many at a time as threads share well. Returns notices about files, such
 /// as those in folders that were left out because they are not text.
 ///
 /// # Errors
@@ -137,20 +137,20 @@ pub(crate) fn read_files<E: From<UserError>>(
     files: &[TextFile],
     tokenizer: &Tokenizer,
     records: Records<'_>,
-    mut sink: impl FnMut(&[Piece]) -> Result<(), E>,
+    mut sink: impl FnMut(&[Segment]) -> Result<(), E>,
 ) -> Result<FileNotices, E> {
     let mut notices = FileNotices::default();
-    let mut batch: Vec<Piece> = Vec::new();
+    let mut batch: Vec<Segment> = Vec::new();
     let mut held = 0;
     for TextFile { path, in_folder } in files {
         let file = DataFile::open(path).map_err(|error| {
             let what = format!("{} cannot be read: {error}", path.display());
             UserError::new(what, "data files are readable", "check the path")
         })?;
-        let mut pieces = if is_parquet(path, &file)? {
+        let mut segments = if is_parquet(path, &file)? {
             match records {
-                Records::Documents(key) => Pieces::Rows(path.as_path().into(), ParquetRows::open(path, key)?.into()),
-                _ => Pieces::Records(path.as_path().into(), ParquetRecords::open(path, records)?.into()),
+                Records::Documents(key) => Segments::Rows(path.as_path().into(), ParquetRows::open(path, key)?.into()),
+                _ => Segments::Records(path.as_path().into(), ParquetRecords::open(path, records)?.into()),
             }
         } else {
             if let Err(error) = check_text(path, &file)? {
@@ -163,11 +163,11 @@ pub(crate) fn read_files<E: From<UserError>>(
             }
             let reader = TextReader::new(path, &file, tokenizer, records)?;
             notices.add(Told::Marked, reader.has_mark().then(|| path.clone()));
-            Pieces::Text(reader)
+            Segments::Text(reader)
         };
-        while let Some(piece) = pieces.next()? {
-            held += piece.text.len();
-            batch.push(piece);
+        while let Some(segment) = segments.next()? {
+            held += segment.text.len();
+            batch.push(segment);
             if held >= BATCH {
                 sink(&batch)?;
                 batch.clear();
@@ -186,12 +186,12 @@ mod tests {
     #[test]
     fn of_several_mistakes_the_first_in_the_file_is_reported_whichever_thread_is_faster() {
         let path: Arc<Path> = Path::new("x.jsonl").into();
-        let piece = |line| Piece::record(&path, RecordPlace::Line(line), String::new());
-        let pieces: Vec<Piece> = (1..=64).map(piece).collect();
+        let segment = |line| Segment::record(&path, RecordPlace::Line(line), String::new());
+        let segments: Vec<Segment> = (1..=64).map(segment).collect();
         for _ in 0..20 {
-            let error = in_parallel(&pieces, |piece| -> Result<(), UserError> {
+            let error = in_parallel(&segments, |segment| -> Result<(), UserError> {
                 // The first mistake takes the longest.
-                let line = piece.place.map_or(0, RecordPlace::number);
+                let line = segment.place.map_or(0, RecordPlace::number);
                 if line == 3 {
                     std::thread::sleep(std::time::Duration::from_millis(2));
                 }

@@ -37,7 +37,7 @@ impl JsonLine {
     /// The line is not JSON.
     pub(crate) fn read(line: &[u8], key: Option<&str>) -> serde_json::Result<JsonLine> {
         let mut json = serde_json::Deserializer::from_slice(line);
-        let line = Part::Line { key }.deserialize(&mut json)?;
+        let line = LineSeed::Line { key }.deserialize(&mut json)?;
         json.end()?;
         Ok(line)
     }
@@ -55,14 +55,14 @@ impl JsonLine {
     }
 }
 
-/// The part being read: a line, the value under its key, or any other value.
-enum Part<'k> {
+/// What is read: a line, the value under its key, or any other value.
+enum LineSeed<'k> {
     Line { key: Option<&'k str> },
     Value,
     Other,
 }
 
-impl<'de> DeserializeSeed<'de> for Part<'_> {
+impl<'de> DeserializeSeed<'de> for LineSeed<'_> {
     type Value = JsonLine;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<JsonLine, D::Error> {
@@ -70,7 +70,7 @@ impl<'de> DeserializeSeed<'de> for Part<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Part<'_> {
+impl<'de> Visitor<'de> for LineSeed<'_> {
     type Value = JsonLine;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,7 +78,7 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 
     fn visit_unit<E>(self) -> Result<JsonLine, E> {
-        Ok(JsonLine { is_null: matches!(self, Part::Value), ..JsonLine::default() })
+        Ok(JsonLine { is_null: matches!(self, LineSeed::Value), ..JsonLine::default() })
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<JsonLine, E> {
@@ -98,13 +98,13 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<JsonLine, E> {
-        let text = matches!(self, Part::Value).then(|| text.to_string());
+        let text = matches!(self, LineSeed::Value).then(|| text.to_string());
         Ok(JsonLine { text, ..JsonLine::default() })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonLine, A::Error> {
         let mut twice = None;
-        while let Some(item) = items.next_element_seed(Part::Other)? {
+        while let Some(item) = items.next_element_seed(LineSeed::Other)? {
             twice = twice.or(item.twice);
         }
         Ok(JsonLine { twice, ..JsonLine::default() })
@@ -113,14 +113,14 @@ impl<'de> Visitor<'de> for Part<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<JsonLine, A::Error> {
         let mut line = JsonLine { is_object: true, ..JsonLine::default() };
         let (wanted, is_line) = match self {
-            Part::Line { key } => (key, true),
-            Part::Value | Part::Other => (None, false),
+            LineSeed::Line { key } => (key, true),
+            LineSeed::Value | LineSeed::Other => (None, false),
         };
         // Hashes take less memory than keys, of which a line may have millions.
         let (hasher, mut seen) = (RandomState::new(), HashSet::new());
         while let Some(key) = entries.next_key::<Cow<'_, str>>()? {
             let is_wanted = Some(&*key) == wanted;
-            let value = entries.next_value_seed(if is_wanted { Part::Value } else { Part::Other })?;
+            let value = entries.next_value_seed(if is_wanted { LineSeed::Value } else { LineSeed::Other })?;
             if is_wanted {
                 (line.text, line.is_null) = (value.text, value.is_null);
             }

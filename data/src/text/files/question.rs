@@ -38,26 +38,6 @@ struct Line {
 }
 
 impl Question {
-    /// All fields that are read.
-    pub(crate) const FIELDS: [&'static str; 12] = [
-        "activity_label",
-        "ctx_a",
-        "ctx_b",
-        "ctx",
-        "context",
-        "question",
-        "query",
-        "endings",
-        "choices",
-        "label",
-        "gold",
-        "answer",
-    ];
-
-    /// What makes a record a question.
-    pub(crate) const RULE: &'static str = "each line is {\"ctx\": ..., \"endings\": [...], \"label\": n} as in HellaSwag, or \
-        {\"context\": ..., \"choices\": [...], \"gold\": n}";
-
     /// Whether a record with these fields is a question.
     pub(crate) fn is_in(fields: &[String]) -> bool {
         let has = |names: &[&str]| fields.iter().any(|field| names.contains(&&**field));

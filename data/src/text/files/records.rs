@@ -54,22 +54,40 @@ impl<'k> Records<'k> {
     pub(crate) fn rule(self) -> &'static str {
         match self {
             Records::Documents(_) => "a document is text",
-            Records::Conversations => ChatForm::RULE,
-            Records::Pairs => ChatForm::RULE_OF_PAIRS,
-            Records::Labelled => ChatForm::RULE_OF_LABELLED,
-            Records::Questions => Question::RULE,
+            Records::Conversations => {
+                "a conversation is `messages` ([{\"role\": ..., \"content\": ...}, ...]), `conversations` ([{\"from\": \
+                 ..., \"value\": ...}, ...], as ShareGPT has it), `prompt` and `completion`, or `instruction`, `input` \
+                 and `output` (as Alpaca has it)"
+            }
+            Records::Pairs => {
+                "a pair is `prompt`, `chosen` and `rejected`, each text or a list of messages ([{\"role\": ..., \
+                 \"content\": ...}, ...]); without `prompt` it is what both answers begin with"
+            }
+            Records::Labelled => {
+                "an answer with a label is `prompt` and `completion`, both texts or both lists of messages \
+                 ([{\"role\": ..., \"content\": ...}, ...]), and `label`, true or false"
+            }
+            Records::Questions => {
+                "each line is {\"ctx\": ..., \"endings\": [...], \"label\": n} as in HellaSwag, or {\"context\": ..., \
+                 \"choices\": [...], \"gold\": n}"
+            }
         }
     }
 
     /// The fields that are read of a record that is no document.
-    pub(crate) fn fields(self) -> &'static [&'static str] {
-        match self {
-            Records::Documents(_) => &[],
-            Records::Conversations => &ChatForm::FIELDS,
-            Records::Pairs => &ChatForm::FIELDS_OF_PAIRS,
-            Records::Labelled => &ChatForm::FIELDS_OF_LABELLED,
-            Records::Questions => &Question::FIELDS,
-        }
+    pub(crate) fn fields(self) -> Vec<&'static str> {
+        let names = match self {
+            Records::Documents(_) => "",
+            Records::Conversations => {
+                "messages conversations prompt completion instruction input output history system tools weight"
+            }
+            Records::Pairs => "prompt chosen rejected tools",
+            Records::Labelled => "prompt completion label tools",
+            Records::Questions => {
+                "activity_label ctx_a ctx_b ctx context question query endings choices label gold answer"
+            }
+        };
+        names.split_whitespace().collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! A file of UTF-8, read as the pieces that threads tokenise.
+//! A file of UTF-8, read as the segments that threads tokenise.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use common::UserError;
 use super::json_array::JsonArray;
 use super::json_line::JsonLine;
 use super::longest::{LONGEST_LINE, Line, too_long, uncut};
-use super::piece::{Holds, Piece};
 use super::records::{RecordPlace, Records};
+use super::segment::{Holds, Segment};
 use super::text_bytes::{MARK, OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name};
 use crate::formats::data_file::DataFile;
 use crate::text::tokenizer::Tokenizer;
 
-/// Smallest size of a piece of a long document, in bytes.
-const PIECE: usize = 256 << 10;
+/// Smallest size of a segment of a long document, in bytes.
+const SEGMENT: usize = 256 << 10;
 /// After that many bytes, a place to cut is searched in so many more.
 const SEARCH: usize = 64 << 10;
 /// How much of a document is looked at to cut it: a character may lie across the end of the search.
-const WINDOW: usize = PIECE + SEARCH + 4;
+const WINDOW: usize = SEGMENT + SEARCH + 4;
 
 /// The extensions of files of JSON.
 const JSON: [&str; 3] = ["jsonl", "ndjson", "json"];
@@ -80,7 +80,7 @@ pub(crate) fn holds_records(path: &Path, file: &DataFile, records: Records<'_>) 
     }
 }
 
-/// The pieces of a file, from first to last.
+/// The segments of a file, from first to last.
 pub(crate) struct TextReader<'f> {
     path: Arc<Path>,
     bytes: TextBytes<'f>,
@@ -88,11 +88,11 @@ pub(crate) struct TextReader<'f> {
     layout: Layout,
 }
 
-/// How a file has its pieces.
+/// How a file has its segments.
 enum Layout {
     /// The text is one document.
     Document {
-        /// Whether the last piece was returned.
+        /// Whether the last segment was returned.
         ended: bool,
     },
     /// Each line is a record.
@@ -135,11 +135,11 @@ impl<'f> TextReader<'f> {
         self.bytes.has_mark()
     }
 
-    /// The next piece.
+    /// The next segment.
     ///
     /// # Errors
     /// The file cannot be read, is shorter now, or is no longer text.
-    pub(crate) fn next(&mut self) -> Result<Option<Piece>, UserError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Segment>, UserError> {
         match &mut self.layout {
             Layout::Document { ended: true } => Ok(None),
             Layout::Document { ended: false } => self.next_part(),
@@ -149,13 +149,13 @@ impl<'f> TextReader<'f> {
             }
             Layout::List(list) => {
                 let item = list.next(&self.path, &mut self.bytes)?;
-                Ok(item.map(|(line, text)| Piece::record(&self.path, RecordPlace::Line(line), text)))
+                Ok(item.map(|(line, text)| Segment::record(&self.path, RecordPlace::Line(line), text)))
             }
         }
     }
 
     /// The next line that is not blank, after `lines` lines.
-    fn next_line(&mut self, mut lines: usize) -> Result<Option<Piece>, UserError> {
+    fn next_line(&mut self, mut lines: usize) -> Result<Option<Segment>, UserError> {
         loop {
             let mut searched = 0;
             let end = loop {
@@ -179,13 +179,13 @@ impl<'f> TextReader<'f> {
             let text = self.text(end)?;
             if !text.trim().is_empty() {
                 self.layout = Layout::Lines { read: lines };
-                return Ok(Some(Piece::record(&self.path, RecordPlace::Line(lines), text)));
+                return Ok(Some(Segment::record(&self.path, RecordPlace::Line(lines), text)));
             }
         }
     }
 
     /// The next part of a file that is one document.
-    fn next_part(&mut self) -> Result<Option<Piece>, UserError> {
+    fn next_part(&mut self) -> Result<Option<Segment>, UserError> {
         if self.bytes.buffer().len() < WINDOW {
             self.bytes.fill(WINDOW + READ)?;
         }
@@ -209,7 +209,7 @@ impl<'f> TextReader<'f> {
         };
         self.layout = Layout::Document { ended: ends_document };
         let text = self.text(end)?;
-        Ok(Some(Piece { path: self.path.clone(), text, holds: Holds::Text, place: None, ends_document }))
+        Ok(Some(Segment { path: self.path.clone(), text, holds: Holds::Text, place: None, ends_document }))
     }
 
     fn text(&mut self, end: usize) -> Result<String, UserError> {
@@ -275,22 +275,22 @@ fn not_text(path: &Path, at: usize) -> UserError {
 /// The place to cut a long text. `text` has its first [`WINDOW`] bytes or nearly so. `None` if the text is short, or no
 /// end of line nearby is a good place.
 fn cut(text: &str, tokenizer: &Tokenizer) -> Option<usize> {
-    if text.len() <= PIECE + SEARCH {
+    if text.len() <= SEGMENT + SEARCH {
         return None;
     }
     let bytes = text.as_bytes();
     let blank = |byte: u8| byte.is_ascii_whitespace() || !byte.is_ascii();
     // Both lines have a visible character at the cut: tokenizers join runs of white space.
     let place = |at: &usize| bytes[at - 1] == b'\n' && !blank(bytes[at - 2]) && !blank(bytes[*at]);
-    (PIECE..PIECE + SEARCH)
+    (SEGMENT..SEGMENT + SEARCH)
         .filter(place)
         .take(16)
-        .find(|at| tokenizer.separates(&text[..PIECE + SEARCH + boundary(text)], *at))
+        .find(|at| tokenizer.separates(&text[..SEGMENT + SEARCH + boundary(text)], *at))
 }
 
 /// How many bytes of the last searched character lie after the searched part.
 fn boundary(text: &str) -> usize {
-    (0..4).find(|more| text.is_char_boundary(PIECE + SEARCH + more)).unwrap_or(0)
+    (0..4).find(|more| text.is_char_boundary(SEGMENT + SEARCH + more)).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -299,8 +299,8 @@ mod tests {
 
     use super::*;
 
-    /// The pieces of a file with that content.
-    fn pieces(name: &str, content: impl AsRef<[u8]>) -> Vec<Piece> {
+    /// The segments of a file with that content.
+    fn segments(name: &str, content: impl AsRef<[u8]>) -> Vec<Segment> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
@@ -321,17 +321,17 @@ mod tests {
         let lines: String = (0..200_000).map(|at| format!("{{\"text\": \"line {at} with an é\"}}\n")).collect();
         let (first, rest) = lines.as_bytes().split_at(777_777);
         let zstd = |content: &[u8]| zstd::encode_all(content, 1).unwrap();
-        let expected = texts_of(&pieces("x.jsonl", &lines));
+        let expected = texts_of(&segments("x.jsonl", &lines));
         for packed in [gzip(lines.as_bytes()), zstd(lines.as_bytes()), [gzip(first), gzip(rest)].concat()] {
             // Whatever it is called; a file may be several packed ones, one after the other.
             for name in ["x.jsonl.gz", "x.jsonl.zst", "x.jsonl", "x"] {
-                assert!(texts_of(&pieces(name, &packed)) == expected, "{name}");
+                assert!(texts_of(&segments(name, &packed)) == expected, "{name}");
             }
         }
-        assert!(texts_of(&pieces("x", [zstd(first), zstd(rest)].concat())) == expected);
-        let text = "words and words\n".repeat(4 * PIECE / 16);
-        assert_eq!(texts_of(&pieces("x.txt.gz", gzip(text.as_bytes()))).concat(), text);
-        assert!(pieces("x.gz", gzip(b"")).is_empty());
+        assert!(texts_of(&segments("x", [zstd(first), zstd(rest)].concat())) == expected);
+        let text = "words and words\n".repeat(4 * SEGMENT / 16);
+        assert_eq!(texts_of(&segments("x.txt.gz", gzip(text.as_bytes()))).concat(), text);
+        assert!(segments("x.gz", gzip(b"")).is_empty());
     }
 
     #[test]
@@ -376,45 +376,45 @@ mod tests {
         }
         // Text that begins in the same way.
         for text in ["PAR1 is a word", "BZh9 too", "ARROW1 as well"] {
-            assert_eq!(texts(&pieces("x.txt", text)), [text]);
+            assert_eq!(texts(&segments("x.txt", text)), [text]);
         }
     }
 
-    fn texts_of(pieces: &[Piece]) -> Vec<String> {
-        pieces.iter().map(|piece| piece.text.clone()).collect()
+    fn texts_of(segments: &[Segment]) -> Vec<String> {
+        segments.iter().map(|segment| segment.text.clone()).collect()
     }
 
-    fn texts(pieces: &[Piece]) -> Vec<&str> {
-        pieces.iter().map(|piece| piece.text.as_str()).collect()
+    fn texts(segments: &[Segment]) -> Vec<&str> {
+        segments.iter().map(|segment| segment.text.as_str()).collect()
     }
 
     #[test]
     fn a_long_document_is_cut_into_pieces_that_make_it_up() {
         let line = "some words, é among them, of a line that is not very long\n";
-        let text = line.repeat(9 * PIECE / line.len());
-        let pieces = pieces("x.txt", &text);
-        assert!(pieces.len() >= 7 && pieces.iter().rev().skip(1).all(|piece| piece.text.ends_with('\n')));
-        assert_eq!(texts(&pieces).concat(), text);
-        let ends: Vec<bool> = pieces.iter().map(|piece| piece.ends_document).collect();
+        let text = line.repeat(9 * SEGMENT / line.len());
+        let segments = segments("x.txt", &text);
+        assert!(segments.len() >= 7 && segments.iter().rev().skip(1).all(|segment| segment.text.ends_with('\n')));
+        assert_eq!(texts(&segments).concat(), text);
+        let ends: Vec<bool> = segments.iter().map(|segment| segment.ends_document).collect();
         assert_eq!(ends.iter().position(|end| *end), Some(ends.len() - 1));
     }
 
     #[test]
     fn text_without_a_good_place_is_not_cut_and_text_of_no_bytes_is_no_document() {
-        for text in ["no lines ".repeat(PIECE), "é\n\n".repeat(PIECE)] {
-            assert_eq!(texts(&pieces("x", &text)), [text]);
+        for text in ["no lines ".repeat(SEGMENT), "é\n\n".repeat(SEGMENT)] {
+            assert_eq!(texts(&segments("x", &text)), [text]);
         }
-        assert!(pieces("x", "").is_empty());
+        assert!(segments("x", "").is_empty());
     }
 
     #[test]
     fn lines_of_any_length_are_pieces_with_their_numbers_and_blank_lines_are_none() {
         let long = "é".repeat(READ);
         let content = format!("a\n\n{long}\n \t\nb\r\nlast");
-        let pieces = pieces("x.jsonl", &content);
-        assert_eq!(texts(&pieces), ["a\n", &format!("{long}\n"), "b\r\n", "last"]);
+        let segments = segments("x.jsonl", &content);
+        assert_eq!(texts(&segments), ["a\n", &format!("{long}\n"), "b\r\n", "last"]);
         assert_eq!(
-            pieces.iter().map(|piece| piece.place).collect::<Vec<_>>(),
+            segments.iter().map(|segment| segment.place).collect::<Vec<_>>(),
             [1, 3, 5, 6].map(|at| Some(RecordPlace::Line(at)))
         );
     }
@@ -423,13 +423,13 @@ mod tests {
     fn json_lines_are_known_by_their_first_line_whatever_the_file_is_called() {
         let lines = "\n {\"text\": \"a\"}\n{\"text\": \"b\"}\n";
         for name in ["x.json", "x.ndjson", "x.jsonl", "x.txt", "x"] {
-            assert_eq!(pieces(name, lines).len(), 2, "{name}");
+            assert_eq!(segments(name, lines).len(), 2, "{name}");
         }
         let long = format!("{{\"text\": \"{}\"}}\n{{}}", "é".repeat(2 * READ));
-        assert_eq!(pieces("x", &long).len(), 2);
+        assert_eq!(segments("x", &long).len(), 2);
         // Plain text: no object, another key, an object over several lines, a list.
         for text in ["{a}\n{b}", "{\"body\": \"a\"}\n", "{\n\"text\": \"a\"}", "[1]\n[2]", "{\"text\": 1}\n"] {
-            assert_eq!(texts(&pieces("x.txt", text)), [text]);
+            assert_eq!(texts(&segments("x.txt", text)), [text]);
         }
     }
 

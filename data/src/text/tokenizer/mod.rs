@@ -55,7 +55,7 @@ pub enum Tokenizer {
 /// A tokenizer that was read from a `tokenizer.json`.
 pub struct HuggingFace {
     /// Without truncation and padding.
-    tokenizer: Parts,
+    tokenizer: LibraryTokenizer,
     /// The file that it was read from.
     json: Arc<[u8]>,
     /// The tokens that begin a document: its post-processor or its folder's settings put them before a text. Empty for many.
@@ -68,11 +68,12 @@ pub struct HuggingFace {
     vocab: usize,
 }
 
-type Parts = TokenizerImpl<ModelWrapper, BoundedNormalizer, CheckedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
+type LibraryTokenizer =
+    TokenizerImpl<ModelWrapper, BoundedNormalizer, CheckedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 /// Reads a `tokenizer.json`. `shown` stands for it in messages. The library panics on some files that are wrong, and
 /// computes for ever on others.
-fn read(json: Arc<[u8]>, shown: &str) -> Result<Parts, Refusal> {
+fn read(json: Arc<[u8]>, shown: &str) -> Result<LibraryTokenizer, Refusal> {
     check(&json, shown)?;
     let time = READING.time + TIME_OF_BYTE * u32::try_from(json.len()).unwrap_or(u32::MAX);
     let read = watched(Limits { time, ..READING }, move |_| parts(&json));
@@ -80,8 +81,8 @@ fn read(json: Arc<[u8]>, shown: &str) -> Result<Parts, Refusal> {
 }
 
 /// The tokenizer in a `tokenizer.json`.
-fn parts(bytes: &[u8]) -> Result<Parts, String> {
-    let read = caught(|| serde_json::from_slice::<Parts>(bytes));
+fn parts(bytes: &[u8]) -> Result<LibraryTokenizer, String> {
+    let read = caught(|| serde_json::from_slice::<LibraryTokenizer>(bytes));
     let mut tokenizer =
         read.map_err(|panic| format!("reading it fails: {panic}"))?.map_err(|error| error.to_string())?;
     // Documents are not cut or filled, whatever the tokenizer does for its own model.
@@ -97,7 +98,7 @@ fn parts(bytes: &[u8]) -> Result<Parts, String> {
 }
 
 /// The tokens that a tokenizer's post-processor puts before a text.
-fn begin(tokenizer: &Parts) -> Vec<u32> {
+fn begin(tokenizer: &LibraryTokenizer) -> Vec<u32> {
     // A text of one token shows the tokens before it. Tokens behind it are not used: a document has an end of its own.
     let text = Encoding::from_tokens(vec![Token::new(0, "a".into(), (0, 1))], 0);
     let processed = caught(|| tokenizer.post_process(text, None, true));

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use common::choice;
 use device::ops::{LatentHead, Mask, NormKind, Preference, Scores};
 use device::{DType, bf16};
 
@@ -14,28 +15,30 @@ use crate::model::sequence::Position;
 use crate::params::Init;
 use crate::precision::Precision;
 
-/// The kind of a block's feed-forward layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FeedForward {
-    /// Two matrices, with GELU in its tanh form between them.
-    Gelu,
-    /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
-    SwiGlu,
-    /// Three matrices: GELU in its tanh form of a gate, times a second product (Shazeer, 2020).
-    GeGlu,
-    /// Three matrices: the SiLU of gpt-oss, with bounds of both values; see [`Gate::ClampedSilu`](device::ops::Gate).
-    ClampedSwiGlu,
+choice! {
+    /// The kind of a block's feed-forward layer.
+    pub enum FeedForward {
+        /// Two matrices, with GELU in its tanh form between them.
+        Gelu = "gelu",
+        /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
+        SwiGlu = "swiglu",
+        /// Three matrices: GELU in its tanh form of a gate, times a second product (Shazeer, 2020).
+        GeGlu = "geglu",
+        /// Three matrices: the SiLU of gpt-oss, with bounds of both values; see [`Gate::ClampedSilu`](device::ops::Gate).
+        ClampedSwiGlu = "clamped_swiglu",
+    }
 }
 
-/// The places of norms in blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlacement {
-    /// Before attention and feed-forward.
-    Pre,
-    /// After each of them, before the sum with the residual stream.
-    Post,
-    /// Before and after.
-    Sandwich,
+choice! {
+    /// The places of norms in blocks.
+    pub enum NormPlacement {
+        /// Before attention and feed-forward.
+        Pre = "pre",
+        /// After each of them, before the sum with the residual stream.
+        Post = "post",
+        /// Before and after.
+        Sandwich = "sandwich",
+    }
 }
 
 impl NormPlacement {
@@ -50,14 +53,15 @@ impl NormPlacement {
     }
 }
 
-/// How queries and keys are normalised, by RMSNorm, before they are rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNorm {
-    /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of
-    /// channels.
-    EachHead,
-    /// All queries of a token together, and all its keys, with a weight for each channel. Goes with [`NormKind::Rms`].
-    AllHeads,
+choice! {
+    /// How queries and keys are normalised, by RMSNorm, before they are rotated.
+    pub enum QkNorm {
+        /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of
+        /// channels.
+        EachHead = "each_head",
+        /// All queries of a token together, and all its keys, with a weight for each channel. Goes with [`NormKind::Rms`].
+        AllHeads = "all_heads",
+    }
 }
 
 /// The kind of a block's attention.

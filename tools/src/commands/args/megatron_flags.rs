@@ -219,7 +219,7 @@ mod tests {
     use std::ffi::OsString;
 
     use trainer::config::request::TrainRequest;
-    use trainer::config::{BalanceLossOver, RouterScore};
+    use trainer::config::{BalanceGroup, RouterScore};
 
     use crate::commands::cli::{Request, parse};
 
@@ -239,7 +239,7 @@ mod tests {
         let TrainRequest { config, notices, .. } = request(mixtral).unwrap();
         let (model, train) = (&config.model, &config.train);
         assert_eq!((model.experts, model.experts_per_token, model.expert_ffn), (8, 2, Some(64)));
-        assert_eq!((train.balance_loss_multiplier, train.balance_loss_over), (0.01, BalanceLossOver::Microbatch));
+        assert_eq!((train.balance_loss_multiplier, train.balance_loss_over), (0.01, BalanceGroup::Microbatch));
         assert_eq!((&model.expert_pattern[..], model.router_normalise), (&[1, 0][..], true));
         assert_eq!(notices.len(), 2, "{notices:?}");
 
@@ -256,13 +256,13 @@ mod tests {
         assert_eq!((model.kv_latent, model.query_latent, model.value_head_dim), (Some(64), Some(96), Some(32)));
         assert_eq!((model.head_dim, model.rotary_head_dim), (Some(48), 16));
         assert_eq!((&model.expert_pattern[..], model.shared_expert_ffn), (&[0, 1, 1][..], 32));
-        assert_eq!(config.train.balance_loss_over, BalanceLossOver::Sequence);
+        assert_eq!(config.train.balance_loss_over, BalanceGroup::Sequence);
         assert!(notices.len() == 1 && notices[0].starts_with("--moe-router-pre-softmax has no effect"), "{notices:?}");
 
         let config = request("--num-experts 8 --moe-router-pre-softmax").unwrap().config;
         assert!(!config.model.router_normalise);
         let config = request("--num-experts 8 --moe-router-load-balancing-type global_aux_loss").unwrap().config;
-        assert_eq!(config.train.balance_loss_over, BalanceLossOver::GlobalBatch);
+        assert_eq!(config.train.balance_loss_over, BalanceGroup::GlobalBatch);
         let config = request("--num-experts 8 --moe-router-load-balancing-type none").unwrap().config;
         assert_eq!(config.train.balance_loss_multiplier, 0.0);
     }

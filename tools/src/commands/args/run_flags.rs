@@ -21,40 +21,12 @@ use trainer::hf::Pretrained;
 use trainer::report::graph_report::beside;
 
 /// The options that `-h` shows. `--help` shows all.
-const COMMON: [&str; 32] = [
-    "model.preset",
-    "model.init_from",
-    "model.seq_length",
-    "model.lora_rank",
-    "data.path",
-    "data.validation_path",
-    "data.tokenizer",
-    "data.sft",
-    "train.device",
-    "train.steps",
-    "train.epochs",
-    "train.global_batch_size",
-    "train.micro_batch_size",
-    "train.eval_interval",
-    "optimizer.kind",
-    "optimizer.lr",
-    "optimizer.warmup_steps",
-    "optimizer.schedule",
-    "optimizer.weight_decay",
-    "precision.compute",
-    "precision.fp8",
-    "parallel.tensor",
-    "parallel.pipeline",
-    "parallel.distributed_optimizer",
-    "recompute.granularity",
-    "cuda_graph.enable",
-    "cuda_graph.scope",
-    "checkpoint.dir",
-    "checkpoint.interval",
-    "checkpoint.resume",
-    "logging.dir",
-    "logging.interval",
-];
+const COMMON: &str = "model.preset model.init_from model.seq_length model.lora_rank data.path data.validation_path \
+    data.tokenizer data.sft train.device train.steps train.epochs train.global_batch_size train.micro_batch_size \
+    train.eval_interval optimizer.kind optimizer.lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay \
+    precision.compute precision.fp8 parallel.tensor parallel.pipeline parallel.distributed_optimizer \
+    recompute.granularity cuda_graph.enable cuda_graph.scope checkpoint.dir checkpoint.interval checkpoint.resume \
+    logging.dir logging.interval";
 
 /// The flags of a training run that are no options.
 #[derive(Args, Debug)]
@@ -119,7 +91,7 @@ fn with_run_flags(command: Command) -> Command {
     for option in options() {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
-        let is_common = COMMON.contains(&option.key);
+        let is_common = COMMON.split(' ').any(|key| key == option.key);
         let mut arg = Arg::new(option.key)
             .long(option.flag)
             .visible_aliases(option.aliases.to_vec())

@@ -1,9 +1,8 @@
 //! `trainer chat`: a conversation with a trained model, in the words of its chat template.
 
 mod answer;
-mod input;
 
-use std::io::{IsTerminal, Write, stdin, stdout};
+use std::io::{BufRead, IsTerminal, Write, stdin, stdout};
 use std::time::Instant;
 
 use clap::Args;
@@ -14,9 +13,10 @@ use data::{ChatTemplate, TextStream};
 use device::Device;
 use engine::params::Params;
 use launch::RankEnv;
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
 
 use self::answer::Answer;
-use self::input::Input;
 use super::args::filled;
 use super::sample::{self, GenerationFlags, Loaded, SampleRequest, open_device, output};
 use trainer::error::{RunError, file_error};
@@ -199,4 +199,49 @@ impl<'c> Chat<'c> {
         messages.push(("assistant".into(), answer.shown.trim().into()));
         Ok((count, is_open))
     }
+}
+
+/// The source of messages.
+enum Input<'i> {
+    /// A terminal. Lines are edited, and the arrow keys bring back earlier ones.
+    Terminal(Box<DefaultEditor>),
+    /// Lines as they are.
+    Lines(&'i mut dyn BufRead),
+}
+
+impl<'i> Input<'i> {
+    /// An editor of lines on this process's terminal.
+    ///
+    /// # Errors
+    /// The terminal cannot be used so.
+    fn terminal() -> Result<Input<'i>, RunError> {
+        DefaultEditor::new().map(|editor| Input::Terminal(Box::new(editor))).map_err(|error| failed(&error))
+    }
+
+    /// The next line; `None` at the end.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn next(&mut self) -> Result<Option<String>, RunError> {
+        match self {
+            Input::Terminal(editor) => match editor.readline("> ") {
+                Ok(line) => {
+                    // A line that is not kept is only not brought back.
+                    let _ = editor.add_history_entry(&line);
+                    Ok(Some(line))
+                }
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
+                Err(error) => Err(failed(&error)),
+            },
+            Input::Lines(lines) => {
+                let mut line = String::new();
+                let read = lines.read_line(&mut line).map_err(file_error("standard input".into()))?;
+                Ok((read > 0).then_some(line))
+            }
+        }
+    }
+}
+
+fn failed(error: &ReadlineError) -> RunError {
+    file_error("the terminal".into())(std::io::Error::other(error.to_string()))
 }

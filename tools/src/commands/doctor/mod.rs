@@ -3,7 +3,6 @@
 mod card_rates;
 mod card_table;
 mod command;
-mod finding;
 mod rates;
 mod table;
 mod transfers;
@@ -20,13 +19,44 @@ use device::trials::{self, Case, Workbench};
 use device::{Communicator, Device, Stream};
 use engine::precision::Precision;
 use parallel::NcclVersion;
+use serde::Serialize;
 
 use crate::commands::args::{device, path};
 pub(crate) use command::run;
-pub use finding::{Finding, Verdict};
 use rates::Unit;
 use trainer::config::DeviceChoice;
 use trainer::report::gpu_peak::peak_tflops;
+
+/// One finding.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// The finding's subject: `machine`, `operation`, `rate` or `ranks`.
+    pub about: &'static str,
+    /// The thing that was checked.
+    pub name: String,
+    /// The result.
+    pub value: String,
+    /// The finding's meaning for training.
+    pub verdict: Verdict,
+}
+
+/// The meaning of a finding for training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// All is well.
+    Ok,
+    /// Training works, but slower or on one GPU only.
+    Lacks,
+    /// A wrong result, or training is impossible.
+    Fail,
+}
+
+impl Verdict {
+    fn of(ok: bool) -> Verdict {
+        if ok { Verdict::Ok } else { Verdict::Fail }
+    }
+}
 
 /// The checks to make.
 #[derive(Args, Clone, Debug)]

@@ -1,6 +1,5 @@
 //! The device's rates of matrix products, copies and attention, and the host's time for a launch.
 
-use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
 use device::ops::{Attention, Copy, Epilogue, Fill, Gemm, Mask, Scores};
@@ -15,21 +14,12 @@ pub(super) struct Rate {
     pub(super) unit: Unit,
 }
 
-/// The unit of a rate.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unit {
-    Tflops,
-    GigabytesPerSecond,
-    Microseconds,
-}
-
-impl Display for Unit {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Unit::Tflops => "TFLOP/s",
-            Unit::GigabytesPerSecond => "GB/s",
-            Unit::Microseconds => "us",
-        })
+common::choice! {
+    /// The unit of a rate.
+    pub enum Unit {
+        Tflops = "TFLOP/s",
+        GigabytesPerSecond = "GB/s",
+        Microseconds = "us",
     }
 }
 

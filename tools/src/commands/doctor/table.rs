@@ -1,7 +1,6 @@
 //! The doctor's output: JSON, or one line for the checks of a group that passed, and every other check in full.
 
-use super::DoctorRequest;
-use super::finding::{Finding, Verdict};
+use super::{DoctorRequest, Finding, Verdict};
 
 /// The groups of checks, in order: the subject of their findings.
 const GROUPS: [&str; 4] = ["machine", "operation", "ranks", "rate"];

@@ -6,8 +6,8 @@ use device::cuda::StreamHandle;
 use device::ops::{Collective, CollectiveKind, Copy};
 use device::{Communicator, DType, Device, Request, Result, Tensor, bf16};
 
-use super::finding::{Finding, Verdict};
 use super::rates::{Rate, Unit, seconds};
+use super::{Finding, Verdict};
 use device::trials::Workbench;
 
 /// A way to make transfers: its name, and a communicator.

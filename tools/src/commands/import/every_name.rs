@@ -93,7 +93,7 @@ fn a_setting_of_another_trainer_changes_the_configuration_or_is_named() {
                 let before = file.get(section).and_then(|of| of.get(key)).or_else(|| file.get(written));
                 let is_off =
                     value.as_bool() == Some(false) || before == Some(&value) || name.default == value.to_string();
-                let what = format!("{} of {} = {value}", name.name, trainer.name());
+                let what = format!("{} of {trainer} = {value}", name.name);
                 if !(is_off || with != values || is_named) {
                     vanished.push(what.clone());
                 }

@@ -144,7 +144,7 @@ fn check_names(arguments: &[Word], file: &str) -> Result<(), UserError> {
     let names = texts.iter().filter_map(|text| text.strip_prefix("--"));
     let names: Vec<String> = names.map(|name| name.split('=').next().unwrap_or_default().replace('_', "-")).collect();
     let is_known = |name: &&String| numbers.contains_key(*name) || meaning(name).is_some();
-    recognise::check_flags(names.iter().filter(is_known).count(), names.len(), file)
+    recognise::check_known(names.iter().filter(is_known).count(), names.len(), "flags are Megatron's", file)
 }
 
 /// A share of warm-up is one of the decay in Megatron, which may be longer than the run.

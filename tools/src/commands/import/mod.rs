@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use common::UserError;
 use common::files::read_text;
 use common::format::counted;
 use common::terminal::warn;
+use common::{Choice, UserError};
 
 use self::recognise::Origin;
 use super::args::{path, whole};
@@ -72,7 +72,7 @@ pub(super) fn run(request: &ImportRequest) -> Result<String, RunError> {
         }
         Origin::Other(trainer) => {
             let (imported, ranks) = settings_file::import(trainer, &text, &name, *ranks)?;
-            (imported, ranks, trainer.name())
+            (imported, ranks, trainer.word())
         }
     };
     if imported.left() > 0 {

@@ -80,22 +80,17 @@ pub(super) fn check(trainer: Trainer, given: &Table, file: &str) -> Result<(), U
         return Err(UserError::new(format!("{file} is the configuration of a model, not of a run"), READ, fix));
     }
     let known = given.keys().filter(|name| trainer.find(name).is_some()).count();
-    if known > 0 && known * 2 >= given.len() {
-        return Ok(());
-    }
-    let of = trainer.name();
-    let what = format!("{file} is not recognised: {known} of its {} settings are {of}'s", given.len());
-    Err(UserError::new(what, READ, "name such a file; --from says whose it is"))
+    check_known(known, given.len(), &format!("settings are {trainer}'s"), file)
 }
 
-/// Fails unless enough flags of a script are known. `known` of `all` are.
+/// Fails unless enough of a file is `known`. `whose` says what of whom the `all` should be.
 ///
 /// # Errors
-/// A script of another program.
-pub(super) fn check_flags(known: usize, all: usize, file: &str) -> Result<(), UserError> {
+/// A file of another program.
+pub(super) fn check_known(known: usize, all: usize, whose: &str, file: &str) -> Result<(), UserError> {
     if known > 0 && known * 2 >= all {
         return Ok(());
     }
-    let what = format!("{file} is not recognised: {known} of its {all} flags are Megatron's");
+    let what = format!("{file} is not recognised: {known} of its {all} {whose}");
     Err(UserError::new(what, READ, "name such a file; --from says whose it is"))
 }

@@ -51,7 +51,7 @@ pub(super) fn import(
     for name in defaults.into_iter().chain(given) {
         if let Some((value, given)) = settings.value(name.name) {
             let given = given || has_given_part(trainer, name, &settings);
-            let default = if given { String::new() } else { format!("default of {}", trainer.name()) };
+            let default = if given { String::new() } else { format!("default of {trainer}") };
             add(name, value, &default, &settings, &mut imported);
         }
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::arithmetic::{Language, Number, evaluate};
-use super::shell_words::{Line, Part, RawWord, lines};
+use super::shell_words::{Fragment, Line, RawWord, lines};
 
 /// Stands before an expansion that is not known, in a word.
 const UNKNOWN: char = '\u{f8ff}';
@@ -145,7 +145,7 @@ impl Variables {
         if let Some(list) = &word.list {
             return self.expand_all(list);
         }
-        vec![Word(self.joined(&word.parts).split_off(skipped))]
+        vec![Word(self.joined(&word.fragments).split_off(skipped))]
     }
 
     /// The words of a command after expansion.
@@ -155,37 +155,39 @@ impl Variables {
 
     fn expand(&self, word: &RawWord) -> Vec<Word> {
         // A list alone is as many words as it has items.
-        let alone = match &word.parts[..] {
-            [Part::Variable(inner, _)] => Some(inner),
-            [Part::Text(empty, true), Part::Variable(inner, true)] if empty.is_empty() => Some(inner),
+        let alone = match &word.fragments[..] {
+            [Fragment::Variable(inner, _)] => Some(inner),
+            [Fragment::Text(empty, true), Fragment::Variable(inner, true)] if empty.is_empty() => Some(inner),
             _ => None,
         };
         let list = alone.and_then(|inner| inner.strip_suffix("[@]").or_else(|| inner.strip_suffix("[*]")));
         if let Some(items) = list.and_then(|name| self.value_of(name)) {
             return items.clone();
         }
-        let quoted = |part: &Part| matches!(part, Part::Text(_, true) | Part::Variable(_, true));
-        if word.parts.iter().any(quoted) || word.parts.iter().all(|part| matches!(part, Part::Text(..))) {
-            return vec![Word(self.joined(&word.parts))];
+        let quoted = |fragment: &Fragment| matches!(fragment, Fragment::Text(_, true) | Fragment::Variable(_, true));
+        if word.fragments.iter().any(quoted)
+            || word.fragments.iter().all(|fragment| matches!(fragment, Fragment::Text(..)))
+        {
+            return vec![Word(self.joined(&word.fragments))];
         }
-        split(&self.joined(&word.parts))
+        split(&self.joined(&word.fragments))
     }
 
     /// The text of a word, not divided.
-    fn joined(&self, parts: &[Part]) -> String {
-        parts.iter().map(|part| self.part(part)).collect()
+    fn joined(&self, fragments: &[Fragment]) -> String {
+        fragments.iter().map(|fragment| self.fragment(fragment)).collect()
     }
 
-    /// The text of a part of a word. What is not known stays as it is written, behind a mark.
-    fn part(&self, part: &Part) -> String {
-        match part {
-            Part::Text(text, _) => text.clone(),
-            Part::Variable(inner, _) => self.variable(inner),
-            Part::Sum(sum) => match evaluate(sum, Language::Shell, &|name| self.number(name)) {
+    /// The text of a fragment of a word. What is not known stays as it is written, behind a mark.
+    fn fragment(&self, fragment: &Fragment) -> String {
+        match fragment {
+            Fragment::Text(text, _) => text.clone(),
+            Fragment::Variable(inner, _) => self.variable(inner),
+            Fragment::Sum(sum) => match evaluate(sum, Language::Shell, &|name| self.number(name)) {
                 Some(Number::Whole(whole)) => whole.to_string(),
                 _ => format!("{UNKNOWN}$(({sum}))"),
             },
-            Part::Output(text) => format!("{UNKNOWN}{text}"),
+            Fragment::Output(text) => format!("{UNKNOWN}{text}"),
         }
     }
 
@@ -217,7 +219,7 @@ impl Variables {
     /// A text, such as a default, after expansion.
     fn text_of(&self, text: &str) -> String {
         let words = lines(text).into_iter().flat_map(|line| line.words);
-        words.map(|word| self.joined(&word.parts)).collect::<Vec<_>>().join(" ")
+        words.map(|word| self.joined(&word.fragments)).collect::<Vec<_>>().join(" ")
     }
 
     fn number(&self, name: &str) -> Option<Number> {
@@ -228,7 +230,7 @@ impl Variables {
 
 /// The name that a word sets, and whether it adds to it.
 fn assigned(word: &RawWord) -> Option<(&str, bool)> {
-    let Some(Part::Text(text, false)) = word.parts.first() else { return None };
+    let Some(Fragment::Text(text, false)) = word.fragments.first() else { return None };
     let (name, _) = text.split_once('=')?;
     let (name, adds) = name.strip_suffix('+').map_or((name, false), |name| (name, true));
     let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')

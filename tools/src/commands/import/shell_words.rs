@@ -13,14 +13,14 @@ pub(super) struct Line {
 /// A word before its expansion.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct RawWord {
-    pub(super) parts: Vec<Part>,
+    pub(super) fragments: Vec<Fragment>,
     /// The words between the brackets of `NAME=(...)`.
     pub(super) list: Option<Vec<RawWord>>,
 }
 
-/// A part of a word.
+/// A fragment of a word.
 #[derive(Debug, PartialEq)]
-pub(super) enum Part {
+pub(super) enum Fragment {
     /// Text as it is; whether it was quoted.
     Text(String, bool),
     /// The inner of `$NAME` or `${...}`; whether it was quoted.
@@ -34,8 +34,8 @@ pub(super) enum Part {
 impl RawWord {
     /// The word, if it is text without quotes and expansions.
     pub(super) fn bare(&self) -> Option<&str> {
-        match (&self.parts[..], &self.list) {
-            ([Part::Text(text, false)], None) => Some(text),
+        match (&self.fragments[..], &self.list) {
+            ([Fragment::Text(text, false)], None) => Some(text),
             _ => None,
         }
     }
@@ -140,7 +140,7 @@ impl<'s> Reader<'s> {
         }
         self.skip_blanks();
         let target = self.word();
-        if let (true, Some(Part::Text(end, _))) = (here, target.parts.first()) {
+        if let (true, Some(Fragment::Text(end, _))) = (here, target.fragments.first()) {
             while let Some(line) = self.rest.lines().next() {
                 self.skip(line);
                 // The command ends where the text does.
@@ -156,9 +156,9 @@ impl<'s> Reader<'s> {
         while let Some(character) = self.peek() {
             match character {
                 '(' if word
-                    .parts
+                    .fragments
                     .last()
-                    .is_some_and(|part| matches!(part, Part::Text(text, false) if text.ends_with('='))) =>
+                    .is_some_and(|fragment| matches!(fragment, Fragment::Text(text, false) if text.ends_with('='))) =>
                 {
                     self.next();
                     word.list = Some(self.list());
@@ -168,7 +168,7 @@ impl<'s> Reader<'s> {
                 '\'' => {
                     self.next();
                     let text = self.until("'");
-                    word.parts.push(Part::Text(text, true));
+                    word.fragments.push(Fragment::Text(text, true));
                 }
                 '"' => {
                     self.next();
@@ -201,7 +201,7 @@ impl<'s> Reader<'s> {
 
     /// The rest of a word in double quotes.
     fn quoted(&mut self, word: &mut RawWord) {
-        word.parts.push(Part::Text(String::new(), true));
+        word.fragments.push(Fragment::Text(String::new(), true));
         while let Some(character) = self.peek() {
             if character == '"' {
                 self.next();
@@ -226,7 +226,7 @@ impl<'s> Reader<'s> {
             },
             Some('`') => {
                 let inner = self.until("`");
-                word.parts.push(Part::Output(format!("`{inner}`")));
+                word.fragments.push(Fragment::Output(format!("`{inner}`")));
             }
             Some('$') => self.expansion(word, quoted),
             Some(character) => push(word, character, quoted),
@@ -238,13 +238,13 @@ impl<'s> Reader<'s> {
         if self.takes("((") {
             let inner = self.until_closed('(', ')');
             self.takes(")");
-            word.parts.push(Part::Sum(inner));
+            word.fragments.push(Fragment::Sum(inner));
         } else if self.takes("(") {
             let inner = self.until_closed('(', ')');
-            word.parts.push(Part::Output(format!("$({inner})")));
+            word.fragments.push(Fragment::Output(format!("$({inner})")));
         } else if self.takes("{") {
             let inner = self.until_closed('{', '}');
-            word.parts.push(Part::Variable(inner, quoted));
+            word.fragments.push(Fragment::Variable(inner, quoted));
         } else {
             let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
             let end = match self.peek() {
@@ -255,7 +255,7 @@ impl<'s> Reader<'s> {
             self.rest = rest;
             match name {
                 "" => push(word, '$', quoted),
-                name => word.parts.push(Part::Variable(name.into(), quoted)),
+                name => word.fragments.push(Fragment::Variable(name.into(), quoted)),
             }
         }
     }
@@ -285,9 +285,9 @@ impl<'s> Reader<'s> {
 }
 
 fn push(word: &mut RawWord, character: char, quoted: bool) {
-    match word.parts.last_mut() {
-        Some(Part::Text(text, same)) if *same == quoted => text.push(character),
-        _ => word.parts.push(Part::Text(character.into(), quoted)),
+    match word.fragments.last_mut() {
+        Some(Fragment::Text(text, same)) if *same == quoted => text.push(character),
+        _ => word.fragments.push(Fragment::Text(character.into(), quoted)),
     }
 }
 
@@ -309,12 +309,12 @@ mod tests {
         let list = all[2].words[0].list.as_ref().unwrap();
         let words: Vec<Option<&str>> = list.iter().map(RawWord::bare).collect();
         assert_eq!(words, [Some("--lr"), Some("1e-4"), Some("--save"), None]);
-        assert_eq!(list[3].parts, [Part::Text("a b".into(), true)]);
-        let variable = |name: &str| Part::Variable(name.into(), false);
-        assert_eq!(all[3].words[1].parts, [variable("A")]);
-        assert_eq!(all[3].words[2].parts, [variable("B:-d")]);
-        assert_eq!(all[4].words[1].parts[1], Part::Sum("1+2".into()));
-        assert_eq!(all[4].words[3].parts[0], Part::Output("$(date +%s)".into()));
+        assert_eq!(list[3].fragments, [Fragment::Text("a b".into(), true)]);
+        let variable = |name: &str| Fragment::Variable(name.into(), false);
+        assert_eq!(all[3].words[1].fragments, [variable("A")]);
+        assert_eq!(all[3].words[2].fragments, [variable("B:-d")]);
+        assert_eq!(all[4].words[1].fragments[1], Fragment::Sum("1+2".into()));
+        assert_eq!(all[4].words[3].fragments[0], Fragment::Output("$(date +%s)".into()));
         assert_eq!(all[5].words.len(), 1, "{:?}", all[5]);
         assert_eq!(all[6].words.len(), 1, "{:?}", all[6]);
     }

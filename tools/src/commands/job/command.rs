@@ -22,7 +22,7 @@ pub(in crate::commands) enum Cluster {
 }
 
 /// The flags of all clusters.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(skip)]
 pub(in crate::commands) struct JobFlags {
     /// The job's name.
@@ -42,7 +42,7 @@ pub(in crate::commands) struct JobFlags {
 }
 
 /// The flags of clusters that choose the machines themselves.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(skip)]
 pub(in crate::commands) struct Nodes {
     /// Machines.
@@ -53,7 +53,19 @@ pub(in crate::commands) struct Nodes {
     pub(super) notice_seconds: usize,
 }
 
-#[derive(Args, Debug)]
+/// The flags of clusters that are machines with this one's files.
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
+pub(in crate::commands) struct Machines {
+    /// Line to run first, such as `module load openmpi`. May be given again.
+    #[arg(long, value_name = "COMMAND", value_parser = filled())]
+    pub(super) setup: Vec<String>,
+    /// Folder that this machine lacks and the job's have. Paths in it are not looked for. May be given again.
+    #[arg(long, value_name = "FOLDER", value_parser = filled())]
+    pub(super) only_on_nodes: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
 #[group(skip)]
 pub(in crate::commands) struct SlurmFlags {
     #[command(flatten)]
@@ -79,8 +91,8 @@ pub(in crate::commands) struct SlurmFlags {
     /// Another option of sbatch, such as --constraint=h100. May be given again.
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true, value_parser = filled())]
     pub(super) sbatch: Vec<String>,
-    #[arg(long, value_name = "COMMAND", value_parser = filled(), help = SETUP)]
-    pub(super) setup: Vec<String>,
+    #[command(flatten)]
+    pub(super) machines: Machines,
     /// What starts the ranks. srun needs Slurm and Open MPI with PMIx.
     #[arg(long, value_name = "PROGRAM", default_value = "mpirun", value_parser = starter())]
     pub(super) starter: Starter,
@@ -93,8 +105,6 @@ pub(in crate::commands) struct SlurmFlags {
     /// Folders that containers see besides the current one, with commas between them.
     #[arg(long, value_name = "FOLDERS", action = ArgAction::Set, value_delimiter = ',', value_parser = filled())]
     pub(super) container_mounts: Vec<String>,
-    #[arg(long, value_name = "FOLDER", value_parser = filled(), help = ONLY_ON_NODES)]
-    pub(super) only_on_nodes: Vec<String>,
     #[command(flatten)]
     pub(super) job: JobFlags,
 }
@@ -106,10 +116,8 @@ pub(in crate::commands) struct HostsFlags {
     #[arg(long, value_name = "HOSTS", required = true, value_parser = filled())]
     #[arg(action = ArgAction::Set, value_delimiter = ',')]
     pub(super) hosts: Vec<String>,
-    #[arg(long, value_name = "COMMAND", value_parser = filled(), help = SETUP)]
-    pub(super) setup: Vec<String>,
-    #[arg(long, value_name = "FOLDER", value_parser = filled(), help = ONLY_ON_NODES)]
-    pub(super) only_on_nodes: Vec<String>,
+    #[command(flatten)]
+    pub(super) machines: Machines,
     #[command(flatten)]
     pub(super) job: JobFlags,
 }
@@ -133,9 +141,6 @@ pub(in crate::commands) struct KubernetesFlags {
 }
 
 const COUNT: RangeInclusive<i64> = 1..=100_000;
-const SETUP: &str = "Line to run first, such as `module load openmpi`. May be given again";
-const ONLY_ON_NODES: &str =
-    "Folder that this machine lacks and the job's have. Paths in it are not looked for. May be given again";
 
 fn starter() -> impl TypedValueParser<Value = Starter> {
     PossibleValuesParser::new(["mpirun", "srun"])

@@ -3,7 +3,6 @@
 mod command;
 mod paths;
 mod slurm;
-mod time;
 
 use clap::ArgMatches;
 use common::escape::is_plain;
@@ -14,7 +13,7 @@ use super::args::training_run;
 use super::plan::fitting_named_gpu;
 use super::supervise::{Restarts, no_checkpoints};
 pub(super) use command::Cluster;
-use command::{HostsFlags, JobFlags, KubernetesFlags, Nodes, SlurmFlags, check_letters};
+use command::{HostsFlags, JobFlags, KubernetesFlags, Machines, Nodes, SlurmFlags, check_letters};
 use paths::RunPaths;
 use trainer::config::plan::RunPlan;
 use trainer::config::{DeviceChoice, ModelKind};
@@ -31,7 +30,7 @@ pub struct JobFile {
 pub(super) fn file(cluster: Cluster, matches: &ArgMatches, mistakes: &mut Mistakes) -> Option<JobFile> {
     mistakes.keep(check_plain(matches))?;
     match cluster {
-        Cluster::Hosts(HostsFlags { hosts, setup, only_on_nodes, job: flags }) => {
+        Cluster::Hosts(HostsFlags { hosts, machines: Machines { setup, only_on_nodes }, job: flags }) => {
             mistakes.keep(hosts.iter().try_for_each(|host| check_letters("hosts", host, "-.")));
             mistakes.keep(check_once(&hosts));
             let checked = mistakes.keep(slurm::check_setup(&setup));
@@ -47,7 +46,7 @@ pub(super) fn file(cluster: Cluster, matches: &ArgMatches, mistakes: &mut Mistak
         }
         Cluster::Slurm(flags) => {
             let slurm = mistakes.keep(slurm::settings(&flags));
-            let SlurmFlags { nodes, only_on_nodes, job: flags, .. } = *flags;
+            let SlurmFlags { nodes, machines: Machines { only_on_nodes, .. }, job: flags, .. } = *flags;
             let (job, paths, notices) = job(flags, &nodes, mistakes)?;
             mistakes.keep(paths.check_there(&only_on_nodes));
             let slurm = slurm?;

@@ -4,7 +4,6 @@ use common::UserError;
 use launch::{Container, ContainerRuntime, Slurm, Starter};
 
 use super::command::{SlurmFlags, check_letters};
-use super::time::{FORMS, seconds};
 
 /// Options of sbatch that the run depends on, and the flag that sets each.
 const OWN: &[(&[&str], &str)] = &[
@@ -21,24 +20,15 @@ const OWN: &[(&[&str], &str)] = &[
 /// A setting that Slurm would refuse, or that would change the script's meaning.
 pub(super) fn settings(flags: &SlurmFlags) -> Result<Slurm, UserError> {
     check_time(&flags.time, flags.nodes.notice_seconds as u64)?;
-    let SlurmFlags { time, partition, account, qos, cpus_per_task, exclusive, sbatch, setup, starter, .. } = flags;
-    for (name, value) in [("partition", partition), ("account", account), ("qos", qos)] {
+    for (name, value) in [("partition", &flags.partition), ("account", &flags.account), ("qos", &flags.qos)] {
         value.iter().try_for_each(|value| check_letters(name, value, "-_.,"))?;
     }
-    sbatch.iter().try_for_each(|option| check_option(option))?;
-    check_setup(setup)?;
-    Ok(Slurm {
-        time: time.clone(),
-        partition: partition.clone(),
-        account: account.clone(),
-        qos: qos.clone(),
-        cpus_per_task: *cpus_per_task,
-        exclusive: *exclusive,
-        more: sbatch.clone(),
-        setup: setup.clone(),
-        starter: *starter,
-        container: container(flags)?,
-    })
+    flags.sbatch.iter().try_for_each(|option| check_option(option))?;
+    check_setup(&flags.machines.setup)?;
+    let container = container(flags)?;
+    let SlurmFlags { time, partition, account, qos, cpus_per_task, exclusive, starter, .. } = flags.clone();
+    let (more, setup) = (flags.sbatch.clone(), flags.machines.setup.clone());
+    Ok(Slurm { time, partition, account, qos, cpus_per_task, exclusive, more, setup, starter, container })
 }
 
 fn check_time(time: &str, notice: u64) -> Result<(), UserError> {
@@ -119,6 +109,35 @@ fn container(flags: &SlurmFlags) -> Result<Option<Container>, UserError> {
     }
 }
 
+/// The forms of a time, as Slurm's manual names them.
+const FORMS: &str = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, \
+                                days-hours:minutes:seconds";
+
+/// The seconds of a time in one of the [`FORMS`]. `None` for other text.
+fn seconds(time: &str) -> Option<u64> {
+    let numbers = |text: &str| -> Option<Vec<u64>> {
+        // `parse` would take a sign.
+        let number = |part: &str| part.parse().ok().filter(|_| part.bytes().all(|digit| digit.is_ascii_digit()));
+        text.split(':').map(number).collect()
+    };
+    let [days, hours, minutes, seconds] = match time.split_once('-') {
+        Some((days, rest)) => match (&numbers(days)?[..], &numbers(rest)?[..]) {
+            (&[days], &[hours]) => [days, hours, 0, 0],
+            (&[days], &[hours, minutes]) => [days, hours, minutes, 0],
+            (&[days], &[hours, minutes, seconds]) => [days, hours, minutes, seconds],
+            _ => return None,
+        },
+        None => match numbers(time)?[..] {
+            [minutes] => [0, 0, minutes, 0],
+            [minutes, seconds] => [0, 0, minutes, seconds],
+            [hours, minutes, seconds] => [0, hours, minutes, seconds],
+            _ => return None,
+        },
+    };
+    let units = [(days, 86_400), (hours, 3600), (minutes, 60), (seconds, 1)];
+    units.iter().try_fold(0u64, |sum, (number, unit)| sum.checked_add(number.checked_mul(*unit)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,6 +159,24 @@ mod tests {
         }
         for option in ["h100", "--comment=a\nrm -rf b", "--comment=a #b", "--nodes=3", "-t 5", "--signal=TERM"] {
             assert!(check_option(option).is_err(), "{option}");
+        }
+    }
+
+    #[test]
+    fn slurms_forms_of_a_time_are_read_and_no_others() {
+        for (time, expected) in [
+            ("90", 5400),
+            ("1:30", 90),
+            ("24:00:00", 86_400),
+            ("2-3", 183_600),
+            ("2-3:04", 183_840),
+            ("2-03:04:05", 183_845),
+            ("0", 0),
+        ] {
+            assert_eq!(seconds(time), Some(expected), "{time}");
+        }
+        for time in ["", "1h", "1:2:3:4", "1-", "-1", "1-2-3", "+5", "1-2:3:4:5", "1:2-3", "99999999999999999999"] {
+            assert_eq!(seconds(time), None, "{time}");
         }
     }
 }

@@ -201,7 +201,7 @@ fn draw_ranks(frame: &mut Frame<'_>, live: &Live, now: SystemTime, area: Rect) {
         let cells = [
             format!("rank {}", row.rank),
             one_line(&row.host.clone().unwrap_or_default()),
-            row.state.word().into(),
+            row.state.to_string(),
             step,
             format!("{doing}{}", row.region.as_ref().map_or(String::new(), |region| format!(", {region}"))),
             format!("{:.1} s", silent.as_secs_f64()),

@@ -18,12 +18,11 @@ use data::{self, CopiedFile, Identities};
 use device::Device;
 use engine::step::Stage;
 
-use crate::checkpoint::changed_settings::{ChangedSettings, changed_settings, in_words};
+use crate::checkpoint::changes::{ChangedSettings, changed_settings, in_words, other_run};
 use crate::checkpoint::file::{KeptFile, Single};
 use crate::checkpoint::folder::{clean, foreign};
 use crate::checkpoint::lock::{CHECKPOINTS, FolderLock, is_locked, shows};
 use crate::checkpoint::manifest::{Manifest, Progress};
-use crate::checkpoint::meaning::other_run;
 use crate::checkpoint::read::{check_sizes, config, damaged, load, metrics_of, source_files};
 use crate::checkpoint::unfinished::UnfinishedSave;
 use crate::checkpoint::validated::{Validated, ValidationEntry};

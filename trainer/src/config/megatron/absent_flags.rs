@@ -4,17 +4,11 @@ use std::sync::LazyLock;
 
 use super::meaning::Meaning::{self, Ignored, Refused};
 use super::meaning::Takes::{Nothing, Value, Values};
+use crate::config::groups;
 
 /// Groups of flags without dashes in front, each with its effect.
 pub static ABSENT_FLAGS: LazyLock<Vec<(Meaning, Vec<&str>)>> = LazyLock::new(|| {
-    let mut groups: Vec<(Meaning, Vec<&str>)> = Vec::new();
-    for line in include_str!("absent_flags.txt").lines().filter(|line| !line.starts_with('#')) {
-        match (line.strip_prefix("    "), groups.last_mut()) {
-            (Some(names), Some((_, flags))) => flags.extend(names.split(' ')),
-            _ => groups.push((meaning(line), Vec::new())),
-        }
-    }
-    groups
+    groups(include_str!("absent_flags.txt")).into_iter().map(|(line, flags)| (meaning(line), flags)).collect()
 });
 
 fn meaning(line: &'static str) -> Meaning {

@@ -5,49 +5,41 @@
 
 mod hugging_face;
 mod nanogpt;
-mod sampling;
 mod settings;
-mod torchrun;
 mod torchtitan;
 mod trl;
 
-pub use sampling::sampling;
+use std::sync::LazyLock;
+
+use common::{Choice, choice};
+use settings::names;
 pub use settings::{Here, Made, OtherName, Set, Settings};
 
-/// A trainer that users come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trainer {
-    /// nanoGPT.
-    NanoGpt,
-    /// Hugging Face's transformers, TRL and PEFT.
-    HuggingFace,
-    /// torchtitan.
-    Torchtitan,
-    /// torchrun, that starts the ranks of the others.
-    Torchrun,
+/// The flags of torchrun, the launcher of PyTorch. They stand before a script, not in a configuration.
+static TORCHRUN: LazyLock<Vec<OtherName>> = LazyLock::new(|| names(include_str!("torchrun.txt"), &[]));
+
+choice! {
+    /// A trainer that users come from.
+    pub enum Trainer {
+        /// nanoGPT.
+        NanoGpt = "nanoGPT",
+        /// Hugging Face's transformers, TRL and PEFT.
+        HuggingFace = "Hugging Face",
+        /// torchtitan.
+        Torchtitan = "torchtitan",
+        /// torchrun, that starts the ranks of the others.
+        Torchrun = "torchrun",
+    }
 }
 
 impl Trainer {
-    /// All of them.
-    pub const ALL: [Trainer; 4] = [Trainer::NanoGpt, Trainer::HuggingFace, Trainer::Torchtitan, Trainer::Torchrun];
-
-    /// The trainer's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Trainer::NanoGpt => "nanoGPT",
-            Trainer::HuggingFace => "Hugging Face",
-            Trainer::Torchtitan => "torchtitan",
-            Trainer::Torchrun => "torchrun",
-        }
-    }
-
     /// The trainer's settings.
     pub fn names(self) -> &'static [OtherName] {
         match self {
             Trainer::NanoGpt => &nanogpt::NAMES,
             Trainer::HuggingFace => &hugging_face::NAMES,
             Trainer::Torchtitan => &torchtitan::NAMES,
-            Trainer::Torchrun => &torchrun::NAMES,
+            Trainer::Torchrun => &TORCHRUN,
         }
     }
 
@@ -65,7 +57,7 @@ pub fn answer(flag: &str, in_full: bool) -> Option<(String, String)> {
     let name = flag.replace('-', "_");
     let known = |trainer: &Trainer| {
         let found = trainer.find(&name)?;
-        (!in_full || found.name == name).then(|| (trainer.name(), found.here.answer()))
+        (!in_full || found.name == name).then(|| (trainer.word(), found.here.answer()))
     };
     let found: Vec<(&str, (Option<&str>, String))> = Trainer::ALL.iter().filter_map(known).collect();
     let (_, (reason, fix)) = found.first()?;
@@ -88,6 +80,14 @@ pub fn torchruns(flag: &str) -> Option<(String, String)> {
     Some((format!("it is torchrun's name: {}", reason.unwrap_or_default()), fix))
 }
 
+/// The rule and the fix for a flag that is a setting of text generation elsewhere. Hyphens in `flag` count as underscores.
+pub fn sampling(flag: &str) -> Option<(String, String)> {
+    let name = flag.replace('-', "_");
+    let line = include_str!("sampling.txt").lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix(" | "))?;
+    let (of, fix) = line.split_once(" | ")?;
+    Some((format!("it is {of}'s name"), fix.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::Here::{Becomes, IfTrue, Same, With, Without};
@@ -96,7 +96,7 @@ mod tests {
     use crate::config::options::{find, options};
 
     fn every_name() -> impl Iterator<Item = (Trainer, &'static OtherName)> {
-        Trainer::ALL.into_iter().flat_map(|trainer| trainer.names().iter().map(move |name| (trainer, name)))
+        Trainer::ALL.iter().copied().flat_map(|trainer| trainer.names().iter().map(move |name| (trainer, name)))
     }
 
     fn is_ours(flag: &str) -> bool {
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn every_name_is_there_once_and_its_answer_names_flags_that_exist() {
         for (trainer, name) in every_name() {
-            let what = format!("{} of {}", name.name, trainer.name());
+            let what = format!("{} of {}", name.name, trainer.word());
             assert_eq!(trainer.names().iter().filter(|other| other.name == name.name).count(), 1, "{what}");
             assert!(!name.name.contains('-'), "{what}");
             let fix = name.here.answer().1;
@@ -137,7 +137,7 @@ mod tests {
             else {
                 continue;
             };
-            let what = format!("--{flag} of {}", trainer.name());
+            let what = format!("--{flag} of {}", trainer.word());
             match name.here {
                 Same(key) => assert_eq!(key, ours.key, "{what}"),
                 // The value is converted when a file is imported; the option is the same.
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn defaults_are_values_and_become_options_that_are_taken() {
         use crate::config::ConfigSources;
-        for trainer in Trainer::ALL {
+        for &trainer in Trainer::ALL {
             let settings = Settings::new(trainer.names(), toml::Table::new(), 4);
             for name in trainer.names().iter().filter(|name| !name.default.is_empty()) {
                 let (value, given) = settings.value(name.name).unwrap_or_else(|| panic!("{}", name.name));

@@ -1,9 +1,13 @@
 //! The settings of options that a program adds: see [`Extensions`](crate::extensions::Extensions).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use toml::Value;
+
+/// The options that code of this process has asked for.
+static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// The values of the section `own`, by the names of options without `own.`. Each method takes such a name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,27 +22,37 @@ impl OwnSettings {
 
     /// Whether a switch is on. Unset, it is off.
     pub fn switch(&self, name: &str) -> bool {
-        self.0.get(name).and_then(Value::as_bool).unwrap_or_default()
+        self.get(name).and_then(Value::as_bool).unwrap_or_default()
     }
 
     /// A whole number; `None` if it is unset.
     pub fn integer(&self, name: &str) -> Option<usize> {
-        self.0.get(name).and_then(Value::as_integer).and_then(|number| number.try_into().ok())
+        self.get(name).and_then(Value::as_integer).and_then(|number| number.try_into().ok())
     }
 
     /// A number; `None` if it is unset.
     pub fn float(&self, name: &str) -> Option<f64> {
-        self.0.get(name).and_then(Value::as_float)
+        self.get(name).and_then(Value::as_float)
     }
 
     /// A text or a word; `None` if it is unset.
     pub fn text(&self, name: &str) -> Option<&str> {
-        self.0.get(name).and_then(Value::as_str)
+        self.get(name).and_then(Value::as_str)
     }
 
     /// The texts of a list; none if it is unset.
     pub fn texts(&self, name: &str) -> Vec<&str> {
-        let items = self.0.get(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let items = self.get(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         items.iter().filter_map(Value::as_str).collect()
+    }
+
+    fn get(&self, name: &str) -> Option<&Value> {
+        READ.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into());
+        self.0.get(name)
+    }
+
+    /// Whether code of this process has asked for an option.
+    pub(crate) fn is_read(name: &str) -> bool {
+        READ.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 }

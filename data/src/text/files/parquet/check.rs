@@ -135,7 +135,7 @@ pub(crate) fn check_pages(file: &File, mut at: u64, len: u64, packing: Compressi
         if page.words.is_some_and(|words| words < 0 || words as u64 > unpacked / 4) {
             return Err(format!("it announces more texts than a page of {unpacked} bytes has room for"));
         }
-        let mut bytes = Part { file, at: at + header, left: page.packed as u64 };
+        let mut bytes = Section { file, at: at + header, left: page.packed as u64 };
         check_unpacked(&mut bytes, packing, unpacked)?;
         largest = largest.max(unpacked);
         at += header + page.packed as u64;
@@ -202,14 +202,14 @@ fn only(thrift: &mut Thrift<'_>, is_type: impl Fn(i32, u8) -> bool) -> Result<()
     thrift.fields(|_, number, kind| if is_type(number, kind) { Ok(false) } else { Err(of_other_type(number)) })
 }
 
-/// A part of a file.
-struct Part<'f> {
+/// A section of a file.
+struct Section<'f> {
     file: &'f File,
     at: u64,
     left: u64,
 }
 
-impl Read for Part<'_> {
+impl Read for Section<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         let most = (bytes.len() as u64).min(self.left) as usize;
         let count = self.file.read_at(&mut bytes[..most], self.at)?;

@@ -1,5 +1,6 @@
 //! The sizes and choices of a feed-forward layer of experts.
 
+use common::choice;
 use device::ops::Router;
 use parallel::Axis;
 
@@ -55,13 +56,14 @@ pub struct Capacity {
     pub keeps: Keeps,
 }
 
-/// The choices that an expert with too many keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeps {
-    /// Choices with the highest weights; of equal ones those of the first tokens.
-    HighestWeights,
-    /// Choices of the first tokens of the microbatch.
-    FirstTokens,
+choice! {
+    /// The choices that an expert with too many keeps.
+    pub enum Keeps {
+        /// Choices with the highest weights; of equal ones those of the first tokens.
+        HighestWeights = "probs",
+        /// Choices of the first tokens of the microbatch.
+        FirstTokens = "position",
+    }
 }
 
 impl Capacity {
@@ -80,13 +82,14 @@ pub struct BalanceLoss {
     pub over: BalanceGroup,
 }
 
-/// The tokens whose loads a balance loss compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BalanceGroup {
-    /// The tokens of a microbatch.
-    Microbatch,
-    /// The tokens of each sequence, or of each document if a sequence has several.
-    Sequence,
-    /// The tokens of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
-    GlobalBatch,
+choice! {
+    /// The tokens whose loads a balance loss compares.
+    pub enum BalanceGroup {
+        /// The tokens of a microbatch.
+        Microbatch = "microbatch",
+        /// The tokens of each sequence, or of each document if a sequence has several.
+        Sequence = "sequence",
+        /// The tokens of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
+        GlobalBatch = "global_batch",
+    }
 }

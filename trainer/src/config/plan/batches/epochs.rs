@@ -1,7 +1,7 @@
 //! Passes over the data of a run: `train.epochs` becomes `train.steps` once the data are open.
 
-use common::UserError;
 use common::format::{count, counted};
+use common::{Choice, UserError};
 use data::{Epoch, Source};
 
 use super::batch::BatchPlan;
@@ -44,7 +44,7 @@ pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
     let shown = if epochs < 10.0 { format!("{epochs:.1}") } else { count(epochs) };
     let unit = if shown == "1.0" { "epoch" } else { "epochs" };
     let of = match conversations {
-        Some(all) => counted(all as usize, plan.config.data.kind().unit()),
+        Some(all) => counted(all as usize, plan.config.data.kind().word()),
         None => format!("{} samples", count(samples as f64)),
     };
     Some(format!("{shown} {unit} of {of}"))

@@ -6,7 +6,7 @@ use engine::model::{AttentionKind, Latent, Position, Scaling, Windows};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::plan::ModelPlan;
-use crate::config::{ModelConfig, Normalization, PositionEmbedding, QkNormOver, RopeScalingType, RunConfig};
+use crate::config::{ModelConfig, Normalization, PositionEmbedding, QkNorm, RopeScalingType, RunConfig};
 
 /// Most channels of a head with normalised queries and keys: as many as kernels keep in registers.
 const MOST_NORMED: usize = 512;
@@ -138,7 +138,7 @@ pub(super) fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
             "set model.norm = \"rmsnorm\", or model.qk_norm = false",
         )
     })?;
-    let each_head = model.qk_norm_over == QkNormOver::EachHead;
+    let each_head = model.qk_norm_over == QkNorm::EachHead;
     require(each_head || model.norm == Normalization::RmsNorm, || {
         UserError::new(
             format!("model.qk_norm_over = \"{}\" with model.norm = \"{}\"", model.qk_norm_over, model.norm),

@@ -2,13 +2,12 @@
 
 use common::{Mistakes, UserError};
 use device::ops::{ExpertGroups, GroupScore, Router, Score};
-use engine::model::{BalanceGroup, BalanceLoss, Capacity, Experts, Keeps};
+use engine::model::{BalanceLoss, Capacity, Experts};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::plan::ranks::tokens_here;
 use crate::config::{
-    Activation, BalanceLossOver, ExpertGroupScore, Fp8Choice, ModelConfig, RouterScore, RunConfig, TokenDropPolicy,
-    TrainConfig,
+    BalanceGroup, ExpertGroupScore, FeedForward, Fp8Choice, ModelConfig, RouterScore, RunConfig, TrainConfig,
 };
 
 /// CUDA kernels choose at most this many experts for a token, of at most [`MOST_EXPERTS`].
@@ -87,7 +86,7 @@ fn check_counts(model: &ModelConfig) -> Result<(), UserError> {
 }
 
 fn check_activation(model: &ModelConfig) -> Result<(), UserError> {
-    require(model.activation != Activation::Gelu, || {
+    require(model.activation != FeedForward::Gelu, || {
         UserError::new(
             format!("model.activation = \"{}\" with model.experts = {}", model.activation, model.experts),
             "experts have a gate",
@@ -179,7 +178,7 @@ fn check_widths(config: &RunConfig, ffn: usize) -> Result<(), UserError> {
 /// Fails if loads are needed both with the choices that are dropped and without.
 fn check_loads(config: &RunConfig) -> Result<(), UserError> {
     let (factor, train) = (config.model.expert_capacity_factor, &config.train);
-    let is_global = train.balance_loss_over == BalanceLossOver::GlobalBatch && train.balance_loss_multiplier > 0.0;
+    let is_global = train.balance_loss_over == BalanceGroup::GlobalBatch && train.balance_loss_multiplier > 0.0;
     require(factor.is_none() || !is_global, || {
         UserError::new(
             "train.balance_loss_over = \"global_batch\" with model.expert_capacity_factor",
@@ -253,11 +252,7 @@ fn capacity(model: &ModelConfig) -> Result<Option<Capacity>, UserError> {
     let Some(factor) = model.expert_capacity_factor else { return Ok(None) };
     let (rule, fix) = ("a capacity factor is above 0", "set it to 1.25, or leave it out: then nothing is dropped");
     within("model.expert_capacity_factor", factor, factor > 0.0 && factor.is_finite(), rule, fix)?;
-    let keeps = match model.token_drop_policy {
-        TokenDropPolicy::Probs => Keeps::HighestWeights,
-        TokenDropPolicy::Position => Keeps::FirstTokens,
-    };
-    Ok(Some(Capacity { factor, keeps }))
+    Ok(Some(Capacity { factor, keeps: model.token_drop_policy }))
 }
 
 fn bias_update_rate(config: &RunConfig) -> Result<Option<f64>, UserError> {
@@ -269,12 +264,7 @@ fn bias_update_rate(config: &RunConfig) -> Result<Option<f64>, UserError> {
 
 fn balance(train: &TrainConfig) -> Result<Option<BalanceLoss>, UserError> {
     let multiplier = multiplier("train.balance_loss_multiplier", train.balance_loss_multiplier)?;
-    let over = match train.balance_loss_over {
-        BalanceLossOver::Microbatch => BalanceGroup::Microbatch,
-        BalanceLossOver::Sequence => BalanceGroup::Sequence,
-        BalanceLossOver::GlobalBatch => BalanceGroup::GlobalBatch,
-    };
-    Ok((multiplier > 0.0).then_some(BalanceLoss { multiplier, over }))
+    Ok((multiplier > 0.0).then_some(BalanceLoss { multiplier, over: train.balance_loss_over }))
 }
 
 /// The multiplier of a loss.
@@ -287,7 +277,7 @@ fn multiplier(key: &str, value: f64) -> Result<f64, UserError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ConfigSources;
+    use crate::config::{ConfigSources, Keeps};
 
     /// The experts of a model of two blocks with these settings, or the error.
     fn plan(settings: &str) -> Result<Option<Experts>, String> {

@@ -7,7 +7,7 @@ use engine::precision::Precision;
 
 use crate::config::checks::{at_least, at_most, require};
 use crate::config::plan::ranks::tokens_here;
-use crate::config::{Activation, AmaxAlgo, Fp8Choice, RunConfig};
+use crate::config::{AmaxAlgo, FeedForward, Fp8Choice, RunConfig};
 
 /// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
 const MULTIPLE: usize = 16;
@@ -81,7 +81,7 @@ pub(super) fn fp8_plan(config: &RunConfig, ffn: usize, attention: &AttentionSize
             "set precision.compute = \"bf16\" (--bf16)",
         )
     })?;
-    require(config.model.activation != Activation::ClampedSwiGlu, || {
+    require(config.model.activation != FeedForward::ClampedSwiGlu, || {
         UserError::new(
             format!("precision.fp8 = \"{}\" with model.activation = \"clamped_swiglu\"", precision.fp8),
             "8-bit copies are made of the other activations",

@@ -133,8 +133,9 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
         )
     })?;
     let all = modules(shape).map_err(|options| {
+        let own = config.own.text("part").map_or(String::new(), |part| format!(" with own.part = {part:?}"));
         UserError::new(
-            format!("model.lora_rank = {} on a model with {options}", model.lora_rank),
+            format!("model.lora_rank = {}{own} on a model with {options}", model.lora_rank),
             format!("a model with adapters is of one of these families: {}", families::hugging_face_names()),
             "start from a model of one of them: --init-from FOLDER",
         )

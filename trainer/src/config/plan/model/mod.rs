@@ -12,16 +12,12 @@ use common::{Mistakes, UserError};
 use device::ops::NormKind;
 use engine::fp8::Fp8Recipe;
 use engine::layer_partition::StageLayers;
-use engine::model::{
-    Architecture, Experts, FeedForward, GptShape, MlpShape, NormPlacement, QkNorm, TensorParallel, gpt, gpt_part, mlp,
-};
+use engine::model::{Architecture, Experts, GptShape, MlpShape, TensorParallel, gpt, gpt_part, mlp};
 use parallel::{Axis, Ranks};
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::plan::dpo::preference;
-use crate::config::{
-    self, Activation, Fp8Choice, ModelKind, Normalization, QkNormOver, RecomputeGranularity, ResidualInit, RunConfig,
-};
+use crate::config::{Fp8Choice, ModelKind, Normalization, RecomputeGranularity, ResidualInit, RunConfig};
 use crate::extensions::{Extensions, Own};
 use crate::families::MOST_LAYERS;
 pub use attention::suits_gpus;
@@ -180,12 +176,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
 fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes) -> Option<GptShape> {
     let model = &config.model;
     let head_dim = head_dim(config);
-    let feed_forward = match model.activation {
-        Activation::Gelu => FeedForward::Gelu,
-        Activation::SwiGlu => FeedForward::SwiGlu,
-        Activation::GeGlu => FeedForward::GeGlu,
-        Activation::ClampedSwiGlu => FeedForward::ClampedSwiGlu,
-    };
+    let feed_forward = model.activation;
     let hidden = model.hidden;
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
     let attention = mistakes.keep(attention_kind(config, head_dim));
@@ -225,21 +216,14 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
             Normalization::RmsNorm => NormKind::Rms,
             Normalization::RmsNorm1p => NormKind::Rms1p,
         },
-        norm_placement: match model.norm_placement {
-            config::NormPlacement::Pre => NormPlacement::Pre,
-            config::NormPlacement::Post => NormPlacement::Post,
-            config::NormPlacement::Sandwich => NormPlacement::Sandwich,
-        },
+        norm_placement: model.norm_placement,
         norm_eps: model.norm_eps,
         feed_forward,
         experts: experts?,
         position: position?,
         bias: model.bias,
         qkv_bias: model.qkv_bias,
-        qk_norm: (model.qk_norm && model.attention).then_some(match model.qk_norm_over {
-            QkNormOver::EachHead => QkNorm::EachHead,
-            QkNormOver::AllHeads => QkNorm::AllHeads,
-        }),
+        qk_norm: (model.qk_norm && model.attention).then_some(model.qk_norm_over),
         init_std: model.init_std,
         scaled_residual_init: model.residual_init == ResidualInit::Scaled,
         hidden_dropout: model.hidden_dropout,

@@ -1,11 +1,15 @@
-//! Whether two configurations compute the same model from the same weights. Equal shapes are not enough.
+//! What a run changed when it went on: settings that numbers depend on, and whether the weights mean the same model. Equal
+//! shapes are not enough for that.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use common::{Choice, UserError};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
 use super::file::Single;
-use crate::config::{ConfigSources, ModelConfig, ModelKind, PositionEmbedding, RunConfig};
+use crate::config::{ConfigSources, ModelConfig, ModelKind, PositionEmbedding, RunConfig, by_key};
 use crate::families::MOST_LAYERS;
 
 /// Compares the run of the checkpoint in `folder` with `ours`; `theirs` is the checkpoint's configuration. An unreadable
@@ -63,70 +67,105 @@ pub fn changed_meaning(before: &ModelConfig, now: &ModelConfig) -> Vec<String> {
 
 /// The settings that decide how a model computes with its weights. Equal values have equal text.
 fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
-    let mut all = vec![("kind", model.kind.to_string())];
+    let values = Table::try_from(model).unwrap_or_default();
+    let shown = |value: &Value| match value {
+        Value::String(word) => word.clone(),
+        Value::Float(number) => number.to_string(),
+        other => other.to_string(),
+    };
+    let of = |names: &'static str| names.split(' ').filter_map(|name| Some((name, shown(values.get(name)?))));
+    let mut all: Vec<(&'static str, String)> = of("kind").collect();
     if model.kind == ModelKind::Mlp {
         return all;
     }
+    all.extend(of("attention norm norm_eps activation position bias"));
     all.extend([
-        ("attention", model.attention.to_string()),
-        ("norm", model.norm.to_string()),
-        ("norm_eps", model.norm_eps.to_string()),
-        ("activation", model.activation.to_string()),
-        ("position", model.position.to_string()),
-        ("bias", model.bias.to_string()),
         ("qkv_bias", (model.attention && model.qkv_bias && !model.bias).to_string()),
         ("qk_norm", (model.attention && model.qk_norm).to_string()),
-        ("norm_placement", model.norm_placement.to_string()),
-        ("tie_embeddings", model.tie_embeddings.to_string()),
-        ("scale_embeddings", model.scale_embeddings.to_string()),
     ]);
-    let number = |key, value: Option<f64>| value.map(|value| (key, value.to_string()));
-    all.extend(number("logit_soft_cap", model.logit_soft_cap));
+    all.extend(of("norm_placement tie_embeddings scale_embeddings logit_soft_cap"));
     if model.attention {
-        all.extend(number("query_pre_attn_scalar", model.query_pre_attn_scalar));
-        all.extend(number("attention_soft_cap", model.attention_soft_cap));
-        all.push(("attention_sinks", model.attention_sinks.to_string()));
+        all.extend(of("query_pre_attn_scalar attention_soft_cap attention_sinks"));
         if model.kv_latent.is_some() {
             let head_dim = model.head_dim.unwrap_or(model.hidden / model.heads.max(1));
             all.push(("head_dim", head_dim.to_string()));
-            all.push(("rotary_head_dim", model.rotary_head_dim.to_string()));
+            all.extend(of("rotary_head_dim"));
         }
-        let kv_heads = model.kv_heads.unwrap_or(model.heads);
-        all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
-        all.extend(model.qk_norm.then(|| ("qk_norm_over", model.qk_norm_over.to_string())));
-        all.extend(model.sliding_window.map(|window| ("sliding_window", window.to_string())));
-        if model.sliding_window.is_some() {
-            all.push(("window_pattern", format!("{:?}", model.window_pattern)));
-        }
+        all.extend(of("heads"));
+        all.push(("kv_heads", model.kv_heads.unwrap_or(model.heads).to_string()));
+        all.extend(of("qk_norm_over").filter(|_| model.qk_norm));
+        all.extend(of("sliding_window window_pattern").filter(|_| model.sliding_window.is_some()));
     }
     if model.experts > 0 {
         let pattern = &model.expert_pattern;
         let has_experts = |block: usize| pattern.is_empty() || pattern[block % pattern.len()] == 1;
         let layers = model.layers.min(MOST_LAYERS as usize);
         let blocks: Vec<usize> = (0..layers).filter(|block| has_experts(*block)).collect();
+        all.extend(of("experts experts_per_token"));
         all.extend([
-            ("experts", model.experts.to_string()),
-            ("experts_per_token", model.experts_per_token.to_string()),
             ("expert_pattern", format!("experts in blocks {blocks:?}")),
             ("expert_groups", format!("{} of {}", model.expert_groups_per_token, model.expert_groups)),
-            ("expert_group_score", model.expert_group_score.to_string()),
-            ("router_score", model.router_score.to_string()),
-            ("router_normalise", model.router_normalise.to_string()),
-            ("router_scale", model.router_scale.to_string()),
-            ("router_bias", model.router_bias.to_string()),
         ]);
+        all.extend(of("expert_group_score router_score router_normalise router_scale router_bias"));
     }
-    if model.lora_rank > 0 {
-        all.extend([("lora_rank", model.lora_rank.to_string()), ("lora_alpha", model.lora_alpha.to_string())]);
-    }
+    all.extend(of("lora_rank lora_alpha").filter(|_| model.lora_rank > 0));
     if model.position == PositionEmbedding::Rotary {
-        all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
-        if !model.rope_scaling.is_empty() {
-            all.push(("rope_scaling_type", model.rope_scaling_type.to_string()));
-        }
-        all.extend(number("rope_window_base", model.rope_window_base.filter(|_| model.sliding_window.is_some())));
+        all.extend(of("rope_base rope_scaling"));
+        all.extend(of("rope_scaling_type").filter(|_| !model.rope_scaling.is_empty()));
+        all.extend(of("rope_window_base").filter(|_| model.sliding_window.is_some()));
     }
     all
+}
+
+/// Sections that change no number.
+const WITHOUT_EFFECT: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
+
+/// Settings of other sections that change no number.
+const ALSO_WITHOUT_EFFECT: [&str; 7] = [
+    "train.device",
+    "train.threads",
+    "train.eval_interval",
+    "train.eval_steps",
+    "train.early_stop_patience",
+    "train.exit_interval",
+    "train.exit_duration_minutes",
+];
+
+/// A setting before and after. `None` is unset.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// In the run that wrote the checkpoint.
+    pub was: Option<Value>,
+    /// In the run that goes on from it.
+    pub now: Option<Value>,
+}
+
+/// Changed settings by key, such as `optimizer.lr`.
+pub type ChangedSettings = BTreeMap<String, Change>;
+
+/// The settings that differ between two configurations, texts of TOML, of those that numbers depend on.
+pub(super) fn changed_settings(before: &str, now: &str) -> ChangedSettings {
+    let values = |config: &str| {
+        let mut values = by_key(config.parse().unwrap_or_default());
+        values.retain(|key, _| {
+            let section = WITHOUT_EFFECT.iter().any(|section| key.starts_with(section));
+            let alike = section || ALSO_WITHOUT_EFFECT.contains(&key.as_str());
+            !alike || key == "parallel.grad_reduce"
+        });
+        values
+    };
+    let (before, now) = (values(before), values(now));
+    let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    keys.into_iter()
+        .map(|key| (key.clone(), Change { was: before.get(key).cloned(), now: now.get(key).cloned() }))
+        .filter(|(_, change)| change.was != change.now)
+        .collect()
+}
+
+/// Each change in words, such as `optimizer.lr = 0.2 (was 0.1)`.
+pub(super) fn in_words(changed: &ChangedSettings) -> Vec<String> {
+    let shown = |value: &Option<Value>| value.as_ref().map_or("unset".into(), Value::to_string);
+    changed.iter().map(|(key, Change { was, now })| format!("{key} = {} (was {})", shown(now), shown(was))).collect()
 }
 
 #[cfg(test)]
@@ -201,5 +240,22 @@ mod tests {
         ] {
             assert_eq!(compare(before, now), other(what));
         }
+    }
+
+    #[test]
+    fn only_settings_that_numbers_depend_on_count_as_changes() {
+        let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n\
+                      [recompute]\ngranularity = \"none\"\n[parallel]\ntensor = 1\ngrad_reduce = \"f32\"\n";
+        let now = "[train]\nseed = 1\nthreads = 4\n[optimizer]\nlr = 0.2\nclip = 1.0\n[logging]\ndir = \"b\"\n\
+                   [recompute]\ngranularity = \"full\"\n[parallel]\ntensor = 2\ngrad_reduce = \"bf16\"\n";
+        assert_eq!(
+            in_words(&changed_settings(before, now)),
+            [
+                "optimizer.clip = 1.0 (was unset)",
+                "optimizer.lr = 0.2 (was 0.1)",
+                "parallel.grad_reduce = \"bf16\" (was \"f32\")",
+            ]
+        );
+        assert!(changed_settings(now, now).is_empty());
     }
 }

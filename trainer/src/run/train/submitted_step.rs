@@ -10,21 +10,21 @@ use crate::error::RunError;
 use crate::report::reporter::FinishedStep;
 
 /// A step that was submitted to the device, and may not have ended.
-pub(crate) struct SubmittedStep {
+pub(super) struct SubmittedStep {
     /// The steps and samples after it, those of earlier processes included.
-    pub(crate) progress: Progress,
+    pub(super) progress: Progress,
     /// The step's samples over all ranks.
-    pub(crate) samples: usize,
+    pub(super) samples: usize,
     /// Tokens of a sample, if they are fewer than the model's.
-    pub(crate) length: Option<usize>,
-    pub(crate) metrics: PendingMetrics,
+    pub(super) length: Option<usize>,
+    pub(super) metrics: PendingMetrics,
     /// The losses of this rank's 8-bit copies, if the step measured them.
-    pub(crate) counts: Option<PendingCounts>,
-    pub(crate) started: Instant,
+    pub(super) counts: Option<PendingCounts>,
+    pub(super) started: Instant,
     /// Time the host took to prepare and submit it.
-    pub(crate) host: Duration,
+    pub(super) host: Duration,
     /// Time the host waited for its batch.
-    pub(crate) data_wait: Duration,
+    pub(super) data_wait: Duration,
 }
 
 impl SubmittedStep {
@@ -32,7 +32,7 @@ impl SubmittedStep {
     ///
     /// A step's time begins when the host starts it, or when the step before ends if that is later. It is at least the time
     /// of submission, because the host device computes during submission.
-    pub(crate) fn wait(self, last_end: &mut Option<Instant>) -> Result<FinishedStep, RunError> {
+    pub(super) fn wait(self, last_end: &mut Option<Instant>) -> Result<FinishedStep, RunError> {
         let result = self.metrics.wait()?;
         let counts = self.counts.map(PendingCounts::wait).transpose()?;
         let end = Instant::now();

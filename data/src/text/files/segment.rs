@@ -1,4 +1,4 @@
-//! The pieces of text that threads tokenise: documents, parts of long ones, and records.
+//! The segments of text that threads tokenise: documents, parts of long ones, and records.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::text::tokenizer::Tokenizer;
 const LONGEST_RECORD: usize = 16 << 20;
 
 /// A document, or a part of a long one.
-pub(crate) struct Piece {
+pub(crate) struct Segment {
     pub(crate) path: Arc<Path>,
     pub(crate) text: String,
     pub(crate) holds: Holds,
@@ -25,7 +25,7 @@ pub(crate) struct Piece {
     pub(crate) ends_document: bool,
 }
 
-/// What a piece has as its text.
+/// What a segment has as its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
     /// The text of a document, or of a part of it.
@@ -36,10 +36,10 @@ pub(crate) enum Holds {
     Null,
 }
 
-impl Piece {
+impl Segment {
     /// A record of JSON.
-    pub(crate) fn record(path: &Arc<Path>, place: RecordPlace, text: String) -> Piece {
-        Piece { path: path.clone(), text, holds: Holds::Json, place: Some(place), ends_document: true }
+    pub(crate) fn record(path: &Arc<Path>, place: RecordPlace, text: String) -> Segment {
+        Segment { path: path.clone(), text, holds: Holds::Json, place: Some(place), ends_document: true }
     }
 
     /// The name of its file, with its place.
