@@ -83,7 +83,7 @@ enum Scales {
 #[derive(Clone, Copy)]
 struct Outputs {
     name: &'static str,
-    /// A copy in its own layout.
+    /// The copy in the source's layout.
     rows: Option<Scales>,
     /// The transposed copy.
     columns: Option<Scales>,

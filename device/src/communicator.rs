@@ -187,7 +187,7 @@ pub type Probe = Box<dyn Fn() -> Result<()> + Send>;
 
 /// A transfer under way.
 pub trait Request {
-    /// Blocks until it is complete on this rank.
+    /// Blocks until the transfer is complete on this rank.
     ///
     /// # Errors
     /// [`Error::Communication`] with the library's message.

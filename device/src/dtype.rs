@@ -72,7 +72,7 @@ impl DType {
         self.largest_fp8() / 1.75 * (1.75 + half_step)
     }
 
-    /// Whether it is one of the two 8-bit floating types.
+    /// Whether the type is one of the two 8-bit floating types.
     pub const fn is_fp8(self) -> bool {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)
     }

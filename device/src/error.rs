@@ -13,7 +13,7 @@ pub enum Error {
     Capture {
         /// The broken rule.
         rule: CaptureRule,
-        /// The call that broke it, with its stream.
+        /// The call that broke the rule, with the call's stream.
         detail: String,
     },
     /// The graph checker found a launch that reads or writes the wrong thing.
@@ -32,7 +32,7 @@ pub enum Error {
         "{user}: {thing} is another device's. Fix: make it with this device, or copy its values by way of the host"
     )]
     OtherDevice {
-        /// The operation or call that used it.
+        /// The operation or call that used the thing of another device.
         user: String,
         /// The thing that was used.
         thing: String,
@@ -74,7 +74,7 @@ pub enum Error {
     Hinders {
         /// The call.
         call: String,
-        /// The region that it was made in.
+        /// The region that the call was made in.
         scope: String,
         /// The effect of the call.
         does: &'static str,
@@ -270,9 +270,9 @@ pub enum CheckError {
     Overwritten {
         /// The operation that reads.
         reader: String,
-        /// The buffer it means to read.
+        /// The buffer that the operation means to read.
         buffer: String,
-        /// The operation that wrote over it.
+        /// The operation that wrote over the buffer.
         writer: String,
         /// The buffer that lies there now.
         owner: String,
@@ -287,7 +287,7 @@ pub enum CheckError {
         reader: String,
         /// The result.
         buffer: String,
-        /// The operation that wrote it anew.
+        /// The operation that wrote the result anew.
         writer: String,
     },
     /// A buffer is read that nothing has written.

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-/// A profiler sets it for the programs that it starts: the library that gets the ranges.
+/// The environment variable with the library that gets the ranges. A profiler sets it for the programs that it starts.
 const LIBRARY: &str = "NVTX_INJECTION64_PATH";
 
 /// A range of the host's time. It begins when it is made and ends when it is dropped. Ranges of a thread nest: the last to

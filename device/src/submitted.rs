@@ -5,6 +5,6 @@
 pub(crate) enum Submitted {
     /// The operation runs, or is traced.
     ToRun,
-    /// A capture records it.
+    /// A capture records the operation.
     ToCapture,
 }

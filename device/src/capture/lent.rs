@@ -16,7 +16,7 @@ pub(crate) struct Lent {
 #[derive(Clone, Copy)]
 pub(crate) struct Values {
     pub(crate) of: BufferId,
-    /// The last operation that may have written them.
+    /// The last operation that may have written the values.
     pub(crate) until: u64,
 }
 
@@ -35,14 +35,14 @@ impl Lent {
         self.by_name.get(&name).copied().unwrap_or(Values::at_any_time(name))
     }
 
-    /// The buffer's own name, before that operation writes it under this one.
+    /// The own name of the buffer that `operation` is about to write under `name`.
     pub(crate) fn written(&mut self, name: BufferId, operation: u64) -> BufferId {
         let Some(values) = self.by_name.get_mut(&name) else { return name };
         values.until = operation;
         values.of
     }
 
-    /// A name for these values. `make` makes a new one.
+    /// A name for a buffer's values. `make` makes a new one.
     pub(crate) fn name(&mut self, values: Values, make: impl FnOnce() -> BufferId) -> BufferId {
         let names = self.of_buffer.entry(values.of).or_default();
         let name = if names.len() < NAMES { make() } else { names.pop_front().unwrap_or_else(make) };

@@ -23,7 +23,7 @@ pub(crate) struct CudaDevice {
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     pub(super) custom_kernels: CustomKernels,
-    /// Loaded once a `when` needs it.
+    /// The kernel of `when`, loaded at the first need.
     pub(super) condition: OnceCell<SetCondition>,
     /// `None` until somebody watches.
     pub(super) marks: Option<ProgressMarks>,

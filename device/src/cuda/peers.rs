@@ -81,7 +81,7 @@ impl PeerWindow {
         CHANNELS * channel_bytes(ranks) as usize
     }
 
-    /// The handle for other ranks to map it by.
+    /// The handle by which other ranks map the window.
     ///
     /// # Errors
     /// The driver's: some containers and virtual GPUs do not allow it.
@@ -136,7 +136,7 @@ pub(super) struct PeersArgs {
 /// so a stream has the same channel on all of them.
 pub struct Peers {
     rank: usize,
-    /// By rank; `None` is this one.
+    /// The mapped windows, by rank; `None` is this rank's.
     mapped: Vec<Option<MappedMemory>>,
     own: Rc<PeerWindow>,
     /// The streams that have the channels. A channel is free if its stream is gone.
@@ -149,7 +149,7 @@ pub struct Peers {
 struct ReachedArea {
     /// The addresses of this rank's.
     own: Range<u64>,
-    /// By rank; `None` is this one.
+    /// The other ranks' areas, by rank; `None` is this rank's.
     _mapped: Vec<Option<MappedMemory>>,
 }
 
@@ -205,8 +205,8 @@ impl Peers {
         handle_of(address)
     }
 
-    /// Maps the areas of the other ranks that belong to this rank's, which has these addresses; `handles[rank]` is of its own
-    /// memory. Kernels of all ranks write rows into all of them. Ranks reach and leave areas in the same order.
+    /// Maps the other ranks' areas that belong to the area at `own` of this rank; `handles` are of each rank's area, by
+    /// rank. Kernels of all ranks write rows into all of them. Ranks reach and leave areas in the same order.
     ///
     /// # Errors
     /// The driver's; too many areas.

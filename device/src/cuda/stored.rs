@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::hash::fnv1a;
 
-/// The folder of these files, in `$XDG_CACHE_HOME` or `~/.cache`. `None` if there is no home.
+/// The folder of stored files, in `$XDG_CACHE_HOME` or `~/.cache`. `None` if there is no home.
 pub(super) fn folder() -> Option<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()).or_else(home)?;

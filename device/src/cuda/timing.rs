@@ -18,7 +18,7 @@ const CLOSE: f32 = 1.1;
 const FINALISTS: usize = 4;
 /// How long a candidate runs alone until the clock counts as settled, milliseconds.
 const SETTLE_MS: f32 = 40.0;
-/// How long it is measured then, milliseconds.
+/// How long a candidate is measured after that, milliseconds.
 const WINDOW_MS: f32 = 40.0;
 
 /// Median milliseconds of a run of each candidate. `None` for candidates that fail.

@@ -297,7 +297,7 @@ impl Core {
 }
 
 impl Area {
-    /// The address of its first byte.
+    /// The address of the area's first byte.
     pub fn address(&self) -> u64 {
         self.start
     }

@@ -98,7 +98,7 @@ impl Device {
         self.finish(|core| format!("{} waits for all work of the device", named(core)))
     }
 
-    /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.
+    /// Page-locked memory for host arrays of the given sizes in bytes. Empty on the host device.
     ///
     /// # Errors
     /// [`Error::Recording`]; the system cannot lock that much.

@@ -60,10 +60,10 @@ pub(crate) struct StreamHold;
 /// A stream as its device knows it.
 pub(crate) struct StreamState {
     pub(crate) name: Rc<str>,
-    /// What its [`Stream`](crate::Stream)s hold.
+    /// The hold that all [`Stream`](crate::Stream)s of this number share.
     held: Weak<StreamHold>,
-    /// The priority, if a new stream may follow this one once nobody holds it. `None` of the default stream, and of streams of
-    /// other code.
+    /// The priority, if a new stream may follow this stream once nobody holds it. `None` of the default stream, and of
+    /// streams of other code.
     followed: Option<Priority>,
     /// The capture this stream is part of.
     pub(crate) capture: Option<u64>,

@@ -40,7 +40,7 @@ pub struct Device {
 /// Options of a host device.
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
-    /// Threads of its pool; at least 1.
+    /// Threads of the device's pool; at least 1.
     pub threads: usize,
     /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory
     /// that nothing has written. Hold kernels to the memory that their operations declare. By default on in debug builds.

@@ -21,7 +21,7 @@ const ALIGNED: usize = 256;
 const CHUNK: usize = 64 << 20;
 
 impl Device {
-    /// Waits for all submitted work, then puts the bytes of these tensors aside: also bytes that nothing has written. The
+    /// Waits for all submitted work, then puts the bytes of `tensors` aside: also bytes that nothing has written. The
     /// memory of what `snapshot` held before is used again if it is large enough.
     ///
     /// # Errors

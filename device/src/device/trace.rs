@@ -13,9 +13,9 @@ pub enum TraceEvent {
         stream: StreamId,
         /// The operation.
         op: Box<Op>,
-        /// The tensors it reads and writes.
+        /// The tensors that the operation reads and writes.
         accesses: Accesses,
-        /// The scope that it belongs to.
+        /// The scope that the operation belongs to.
         scope: Rc<str>,
     },
     /// A copy between host and device would have run. A graph cannot have one.
@@ -24,7 +24,7 @@ pub enum TraceEvent {
         stream: StreamId,
         /// The work's name.
         name: &'static str,
-        /// The tensor it reads or writes.
+        /// The tensor that the copy reads or writes.
         accesses: Accesses,
     },
     /// An event was recorded on a stream.
@@ -52,7 +52,7 @@ pub enum Submission<'a> {
         stream: StreamId,
         /// The operation.
         op: &'a Op,
-        /// The region that it belongs to.
+        /// The region that the operation belongs to.
         scope: &'a str,
     },
     /// An event was recorded on a stream.

@@ -10,7 +10,7 @@ pub enum KernelSet {
     Fp8,
     /// Of mixtures of experts.
     Experts,
-    /// Loaded with those of experts, by GPUs of compute capability 9.0 alone.
+    /// Kernels that are loaded with those of experts, by GPUs of compute capability 9.0 alone.
     ExpertsOnHopper,
     /// The kernel of [`When`](crate::ops::When), which is in no set.
     When,
@@ -19,7 +19,7 @@ pub enum KernelSet {
 /// A file of `kernels/`. Each is a program of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelFile {
-    /// The set that its kernels are loaded with.
+    /// The set that the file's kernels are loaded with.
     pub set: KernelSet,
     /// The file's name.
     pub name: &'static str,

@@ -6,7 +6,7 @@ use crate::{Operation, Result};
 
 /// An operation that launches kernels of our own.
 pub(crate) trait KernelOperation: Operation {
-    /// The files of its kernels.
+    /// The files of the operation's kernels.
     const FILES: &'static [KernelFile];
 
     /// Launches a checked operation on the queue's stream, or records it while that captures.

@@ -42,6 +42,6 @@ impl GpuProperties {
 pub struct NoGpu {
     /// The thing that is missing or wrong.
     pub why: String,
-    /// The way to repair it.
+    /// The way to repair the missing or wrong thing.
     pub fix: &'static str,
 }

@@ -29,8 +29,8 @@ pub struct Graph {
     checked_at: Cell<u64>,
     /// The driver's graph. `None` on the host.
     raw: Option<RawGraph>,
-    /// The streams that it was captured on. Its kernels may use what belongs to them, such as a lane of peers, so no other
-    /// stream follows them meanwhile.
+    /// The streams that the graph was captured on. Its kernels may use what belongs to them, such as a lane of peers, so
+    /// no other stream follows them meanwhile.
     _streams: Vec<Rc<StreamHold>>,
     device: Device,
 }
@@ -51,7 +51,7 @@ impl Graph {
         Graph { device, name: name.into(), nodes, effects, raw, _streams: streams, checked_at: Cell::new(frees) }
     }
 
-    /// The name it was given at capture.
+    /// The graph's name, given at capture.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -7,7 +7,7 @@ use crate::{Op, Request, Result};
 /// Transfers that were started and not yet waited for.
 #[derive(Default)]
 pub(super) struct UnderWay {
-    /// Each with the index of its node.
+    /// The transfers, each with the index of its node.
     pub(super) transfers: Vec<(usize, Box<dyn Request>, Note)>,
 }
 

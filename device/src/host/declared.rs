@@ -44,7 +44,7 @@ thread_local! {
 /// Ends the hold that [`hold`] began.
 pub(super) struct Held<'p>(&'p Pool);
 
-/// From now on the threads of `pool`, and this one, take only memory that the operation declared.
+/// From now on the threads of `pool`, and this thread, take only memory that the operation declared.
 pub(super) fn hold<'p>(op: &'static str, accesses: Accesses, pool: &'p Pool) -> Held<'p> {
     let taken = accesses.writes.iter().map(|_| AtomicBool::new(false)).collect();
     let declared = Arc::new(Declared { op, accesses, taken });
@@ -99,7 +99,7 @@ mod tests {
         Tensor { address, shape: [2].into(), dtype: DType::F32, buffer: BufferId::NOTHING }
     }
 
-    /// Whether a kernel that does this is stopped, on the thread that calls it and on a thread of the pool.
+    /// Whether `kernel` is stopped, on the thread that calls it and on a thread of the pool.
     fn is_refused(declared: &Accesses, kernel: impl Fn() + Sync) -> [bool; 2] {
         [1, 2].map(|threads| {
             let pool = Pool::new(threads).unwrap();

@@ -88,7 +88,7 @@ pub(crate) fn start_rows(op: &Collective, rows: &RowsOfRanks) -> Result<Box<dyn 
 /// A transfer of rows.
 struct RowsUnderWay {
     request: Option<Box<dyn Request>>,
-    /// The transfer reads it until it is done.
+    /// The rows sent, which the transfer reads until it is done.
     _sent: Vec<u32>,
     received: Vec<u32>,
     /// By rank: where its rows go.

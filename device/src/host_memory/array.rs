@@ -31,7 +31,7 @@ pub(crate) struct ArrayColumns {
 }
 
 impl ArrayColumns {
-    /// Whether they are the whole array.
+    /// Whether the columns are the whole array.
     pub(crate) fn is_all(self) -> bool {
         self.count == self.width
     }
@@ -78,7 +78,7 @@ pub struct Staging {
 #[derive(Default)]
 struct Shared {
     free: Mutex<Vec<HostBlock>>,
-    /// The driver unlocks memory in its context. A thread may still write to a block when the device is gone.
+    /// The context in which the driver unlocks memory. A thread may still write to a block when the device is gone.
     context: Option<Arc<PrimaryContext>>,
 }
 
@@ -105,7 +105,7 @@ impl Staging {
         Ok(HostArray { memory: Arc::new(memory) })
     }
 
-    /// Begins to lock more blocks of these sizes in bytes, on a thread of its own. Does nothing on the host device.
+    /// Begins to lock more blocks, of `sizes` bytes, on another thread. Does nothing on the host device.
     pub fn grow(&self, sizes: Vec<usize>) -> Growth {
         let staging = self.clone();
         let Some(context) = self.shared.context.clone() else { return Growth { thread: Ok(None) } };

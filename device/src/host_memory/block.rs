@@ -39,7 +39,7 @@ impl HostBlock {
         Ok(HostBlock { start: memory.start(), bytes, _memory: Memory::Locked(memory) })
     }
 
-    /// Ordinary memory in its place. It needs no GPU.
+    /// Ordinary memory in place of page-locked memory. It needs no GPU.
     pub(crate) fn ordinary(bytes: usize) -> HostBlock {
         let layout = Layout::from_size_align(bytes.max(1), PAGE).unwrap_or(Layout::new::<u8>());
         assert!(layout.size() >= bytes, "{bytes} bytes are more than a machine has");
@@ -56,7 +56,7 @@ impl HostBlock {
         self.bytes
     }
 
-    /// Copies into it from its start.
+    /// Copies values into the block, from the block's start on.
     ///
     /// # Panics
     /// If `data` is larger than the block.
@@ -67,14 +67,14 @@ impl HostBlock {
         unsafe { self.start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// The first `count` values in it.
+    /// The first `count` values in the block.
     pub(crate) fn slice<T: Element>(&self, count: usize) -> &[T] {
         assert!(count * size_of::<T>() <= self.bytes, "{count} values from a block of {} bytes", self.bytes);
         // SAFETY: within the block. The block begins at a page, and plain bytes are valid for any `Element`.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
-    /// The first `count` values in it, to write.
+    /// The first `count` values in the block, to write.
     pub(crate) fn slice_mut<T: Element>(&mut self, count: usize) -> &mut [T] {
         assert!(count * size_of::<T>() <= self.bytes, "{count} values in a block of {} bytes", self.bytes);
         // SAFETY: as in `slice`; nothing else refers to the block while it is borrowed mutably.

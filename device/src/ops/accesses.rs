@@ -34,7 +34,7 @@ impl Accesses {
         self.reads.iter().chain(&self.writes)
     }
 
-    /// Whether one writes memory that the other reads or writes, so that their order matters.
+    /// Whether one operation writes memory that the other reads or writes, so that the order of the two matters.
     pub fn conflicts(&self, other: &Accesses) -> bool {
         let meet = |a: &[Tensor], b: &[Tensor]| a.iter().any(|a| b.iter().any(|b| overlap(a, b)));
         meet(&self.writes, &other.writes) || meet(&self.writes, &other.reads) || meet(&self.reads, &other.writes)

@@ -58,7 +58,7 @@ impl Collective {
         }
     }
 
-    /// Starts it between tensors in host memory.
+    /// Starts the collective between tensors in host memory.
     ///
     /// # Errors
     /// See [`Communicator::start`].

@@ -88,16 +88,17 @@ pub trait CustomOp: fmt::Debug {
         Ok(())
     }
 
-    /// The tensors it reads and those it writes. A tensor that is updated in place, or that keeps some of its values, is in
-    /// both. Memory that it needs only while it runs is a tensor that it writes. With the checker of a host device, what
-    /// it writes and does not read is NaN before it runs: an update in place that is declared as a write alone shows.
+    /// The tensors that the operation reads and those that it writes. A tensor that is updated in place, or that keeps
+    /// some of its values, is in both. Memory that it needs only while it runs is a tensor that it writes. With the
+    /// checker of a host device, what it writes and does not read is NaN before it runs: an update in place that is
+    /// declared as a write alone shows.
     ///
     /// Called once, when the operation becomes an [`Op`](super::Op). If that is mapped to other tensors later, the
     /// operation still names these.
     fn accesses(&self) -> Accesses;
 
-    /// Runs it on the host device, to its end. `tensors` gives access to the declared tensors, and to the device's
-    /// threads. It uses nothing else of its device: a call that allocates, copies or waits fails with
+    /// Runs the operation on the host device, to its end. `tensors` gives access to the declared tensors, and to the
+    /// device's threads. It uses nothing else of its device: a call that allocates, copies or waits fails with
     /// [`Error::Within`].
     ///
     /// Work is split by shape alone and partial sums are combined in order, so that the bits do not depend on the
@@ -149,7 +150,7 @@ impl Custom {
         &*self.op
     }
 
-    /// The tensors that it declared to read and write.
+    /// The tensors that the operation declared to read and write.
     pub fn declared(&self) -> &Accesses {
         &self.declared
     }
@@ -188,7 +189,7 @@ impl Custom {
         Error::operation(self.name(), format!("took a tensor {:?} to {verb}. {rule}. Fix: declare it", tensor.shape))
     }
 
-    /// The tensors, where they are placed, that it writes and does not read.
+    /// The placed tensors that the operation writes and does not read.
     pub(crate) fn written_alone(&self) -> impl Iterator<Item = Tensor> {
         let is_read = |tensor: &Tensor| self.placed.reads.iter().any(|read| overlap(read, tensor));
         self.placed.writes.iter().filter(move |tensor| !is_read(tensor)).copied()

@@ -32,7 +32,7 @@ type Submitted = std::result::Result<(), Box<dyn std::error::Error>>;
 #[derive(Clone)]
 pub struct Launcher {
     name: &'static str,
-    /// Tells it from others of its name.
+    /// The launcher's number, which tells launchers of one name apart.
     number: u64,
     code: Rc<dyn Fn(&CudaTensors<'_>) -> Submitted>,
 }
@@ -49,7 +49,7 @@ impl Launcher {
         Launcher { name, number, code: Rc::new(code) }
     }
 
-    /// The work on these tensors. One that is updated in place is read and written.
+    /// The launcher's work on given tensors, as an operation. One that is updated in place is read and written.
     pub fn on(&self, reads: impl IntoIterator<Item = Tensor>, writes: impl IntoIterator<Item = Tensor>) -> Op {
         Custom::new(Rc::new(Launched { launcher: self.clone(), accesses: Accesses::new(reads, writes) })).into()
     }

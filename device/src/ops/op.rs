@@ -192,7 +192,7 @@ operations! {
         SortByExpert,
         /// The places of rows in a transfer to the ranks that have their experts.
         SlotsOfPairs,
-        /// The experts of such places, where they arrive.
+        /// The experts of the slots that a rank received.
         ExpertsOfSlots,
         /// Tokens in the order of experts.
         GatherRows,
@@ -271,7 +271,7 @@ impl Op {
         each!(self, op => op.check())
     }
 
-    /// The tensors it reads and writes.
+    /// The tensors that the operation reads and writes.
     pub fn accesses(&self) -> Accesses {
         each!(self, op => op.accesses())
     }

@@ -21,16 +21,16 @@ pub trait Operation: Clone + PartialEq {
     /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
     fn check(&self) -> Result<()>;
 
-    /// The tensors it reads and writes.
+    /// The tensors that the operation reads and writes.
     fn accesses(&self) -> Accesses;
 
-    /// Floating-point operations of its matrix products. For attention only unmasked pairs count. 0 for operations
-    /// without products.
+    /// Floating-point operations of the operation's matrix products. For attention only unmasked pairs count. 0 for
+    /// operations without products.
     fn flops(&self) -> f64 {
         0.0
     }
 
-    /// Bytes that it reads and writes. A tensor updated in place counts twice.
+    /// Bytes that the operation reads and writes. A tensor updated in place counts twice.
     fn bytes(&self) -> f64 {
         self.accesses().all().map(|tensor| tensor.bytes() as f64).sum()
     }
@@ -50,13 +50,13 @@ pub trait Operation: Clone + PartialEq {
         None
     }
 
-    /// The status of the step's gradients that it makes.
+    /// The status of the step's gradients that the operation makes.
     fn makes_status(&self) -> Option<Tensor> {
         None
     }
 
-    /// The status that decides whether it writes anything. An operation before it in the step must make that status.
-    /// Otherwise it would skip every step in silence.
+    /// The status that decides whether the operation writes anything. An operation before it in the step must make that
+    /// status. Otherwise it would skip every step in silence.
     fn follows_status(&self) -> Option<Tensor> {
         None
     }

@@ -22,7 +22,7 @@ pub struct OrderRows {
 pub enum RowOrder {
     /// The rows of one rank after those of another, as ranks gather them.
     ByRank,
-    /// By their positions.
+    /// The rows by their positions.
     ByPosition,
 }
 

@@ -163,7 +163,7 @@ pub(crate) fn add_partial_at(
     launch(outputs.into_iter().enumerate().map(entry), accumulate, queue)
 }
 
-/// Launches the sums of these entries, in tables of the size that the kernel takes.
+/// Launches the sums of `entries`, in tables of the size that the kernel takes.
 fn launch(entries: impl Iterator<Item = Entry>, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
     let all: Vec<Entry> = entries.collect();
     let mut table = Entries { accumulate: accumulate.into(), ..Entries::zeroed() };

@@ -17,7 +17,7 @@ pub struct Select {
     pub condition: Condition,
     /// The values where the condition holds. Any shape and type.
     pub a: Tensor,
-    /// The values where it does not. As many elements, of the same type.
+    /// The values where the condition does not hold. As many elements, of the same type.
     pub b: Tensor,
     /// As many elements, of the same type.
     pub output: Tensor,

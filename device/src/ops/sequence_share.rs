@@ -14,7 +14,7 @@ pub struct SequenceShare {
 /// The keys of a rank that the queries of another rank see: the first `keys`, by all queries from `first_query` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeysOfRank {
-    /// Queries of a sample before it see none.
+    /// The first query that sees the keys; earlier queries of a sample see none.
     pub first_query: usize,
     /// Keys of a sample.
     pub keys: usize,
@@ -30,7 +30,7 @@ impl SequenceShare {
     /// One rank has all of the sequence.
     pub const WHOLE: SequenceShare = SequenceShare { rank: 0, ranks: 1 };
 
-    /// Of the `tokens` here, those of the first part; all of them if the sequence is whole.
+    /// The number of `tokens` here that are in the first part; all if the sequence is whole.
     pub fn first_part(self, tokens: usize) -> usize {
         if self.ranks == 1 { tokens } else { tokens / 2 }
     }
@@ -57,8 +57,8 @@ impl SequenceShare {
         }
     }
 
-    /// As kernels take it: the tokens of the first part, and what is added to the number of a token in either part to
-    /// get its position.
+    /// The share as kernels take it: the tokens of the first part, and what is added to the number of a token in either
+    /// part to get its position.
     pub(crate) fn shifts(self, tokens: usize) -> [u32; 3] {
         let part = self.first_part(tokens);
         let [first, second] = self.begins(tokens);

@@ -125,7 +125,7 @@ impl Operation for When {
 
     tensors! { flag, body, own }
 
-    /// As if it ran.
+    /// Floating-point operations of the body, as if the body ran.
     fn flops(&self) -> f64 {
         self.body.iter().map(Op::flops).sum()
     }

@@ -14,7 +14,7 @@ struct Taken {
     capture: Capture,
     /// The names of all streams.
     names: Vec<Rc<str>>,
-    /// The streams that were part of it.
+    /// The streams that were part of the capture.
     streams: Vec<Rc<StreamHold>>,
 }
 

@@ -14,7 +14,7 @@ use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent
 pub struct Event {
     state: Rc<RefCell<EventState>>,
     number: u64,
-    /// The number of its device in the process.
+    /// The number of the event's device in the process.
     device: u32,
 }
 

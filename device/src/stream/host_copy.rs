@@ -50,14 +50,14 @@ struct CopiedRange {
 
 /// Fields drop in order: the event before the memory.
 struct CopiedBlock {
-    /// The event after its copies; `None` on the host device.
+    /// The event after the block's copies; `None` on the host device.
     done: Option<RawEvent>,
     arrived: AtomicBool,
     memory: BorrowedMemory,
     bytes: usize,
 }
 
-/// The sizes of the blocks that a copy of these tensors takes.
+/// The sizes of the blocks that a copy of `tensors` takes.
 pub fn copy_blocks(tensors: &[Tensor]) -> Vec<usize> {
     blocks_of(&ranges_of(tensors))
 }
@@ -67,7 +67,7 @@ fn blocks_of(ranges: &[CopiedRange]) -> Vec<usize> {
     (0..all.div_ceil(COPY_BLOCK)).map(|block| (all - block * COPY_BLOCK).min(COPY_BLOCK)).collect()
 }
 
-/// The memory of these tensors, in the order of addresses.
+/// The memory of `tensors`, in the order of addresses.
 fn ranges_of(tensors: &[Tensor]) -> Vec<CopiedRange> {
     let mut sorted: Vec<&Tensor> = tensors.iter().filter(|tensor| tensor.bytes() > 0).collect();
     sorted.sort_by_key(|tensor| tensor.address);

@@ -9,7 +9,7 @@ use crate::BufferId;
 /// A buffer's name in messages and reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BufferName {
-    /// A name of its own.
+    /// The buffer's own name.
     Own(Rc<str>),
     /// The buffer's name in the region that takes it.
     Within(Rc<str>, &'static str),

@@ -105,7 +105,7 @@ impl BufferId {
         (self.0 & ((1 << BufferId::NUMBER_BITS) - 1)) as usize
     }
 
-    /// Whether it is a buffer of the device of that number, or of none.
+    /// Whether the buffer is of the device of that number, or of none.
     pub(crate) fn is_of(self, device: u32) -> bool {
         self == BufferId::NOTHING || self.0 >> BufferId::NUMBER_BITS == 1 + device % 63
     }
@@ -166,7 +166,7 @@ impl Tensor {
         Tensor { shape: Shape::new(&entry.shape.sizes()[1..]), ..entry }
     }
 
-    /// A tensor of the given shape within this one, from its element `start` on.
+    /// A tensor of the given shape within this tensor, from its element `start` on.
     ///
     /// # Panics
     /// If it does not fit.

@@ -7,9 +7,9 @@ use crate::{DType, Op, Result};
 pub struct Case {
     /// The operation, and how it differs from other cases of it.
     pub name: String,
-    /// The type of its larger tensors.
+    /// The type of the operation's larger tensors.
     pub dtype: DType,
-    /// Makes it and its tensors.
+    /// Makes the operation and its tensors.
     pub make: Make,
 }
 
@@ -17,7 +17,7 @@ pub struct Case {
 pub(super) struct Trials {
     pub(super) cases: Vec<Case>,
     pub(super) dtype: DType,
-    /// The end of their names.
+    /// The end of the names of further trials.
     pub(super) label: String,
 }
 

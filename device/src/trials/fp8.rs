@@ -31,7 +31,7 @@ pub(super) const SOURCES: [(&str, MakeSource); 11] = [
     ("geglu_backward", |bench, rows, width| glu_backward(bench, rows, width, Gate::Gelu)),
 ];
 
-/// All of these trials. Sizes are multiples of 16.
+/// All trials of 8-bit copies with one scale or a scale a row. Sizes are multiples of 16.
 pub(super) fn trials(rows: usize, width: usize, to: &mut Trials) {
     every_kind(rows, width, to);
     variants(rows, width, to);

@@ -60,7 +60,7 @@ pub(super) struct Guarded {
     pub(super) tensor: Tensor,
     /// The tensor and its guards.
     all: Tensor,
-    /// An operation may leave some of its elements alone.
+    /// Whether an operation may leave some elements of the tensor alone.
     pub(super) written_in_part: bool,
     _area: Area,
 }
@@ -79,12 +79,12 @@ impl Guarded {
         format!("tensor {}, {:?} of {}", self.number, self.tensor.shape, self.tensor.dtype)
     }
 
-    /// Whether it is one of these tensors, or has the same memory.
+    /// Whether the tensor is one of `tensors`, or has the same memory.
     pub(super) fn is_one_of(&self, tensors: &[Tensor]) -> bool {
         tensors.iter().any(|tensor| tensor.range() == self.tensor.range())
     }
 
-    /// Whether a tensor is this one or a part of it.
+    /// Whether `tensor` is the guarded tensor or a part of it.
     pub(super) fn has(&self, tensor: &Tensor) -> bool {
         self.all.range().contains(&tensor.address)
     }
@@ -145,7 +145,7 @@ impl Guarded {
         }
     }
 
-    /// For each element of a tensor in this one, whether it is the poison that was there.
+    /// For each element of a tensor within the guarded one, whether the element is the poison that was there.
     pub(super) fn poisoned(&self, tensor: &Tensor, bytes: &[u8], poison: Poison) -> Vec<bool> {
         fn equal<const N: usize>(a: &[u8], b: &[u8]) -> Vec<bool> {
             a.as_chunks::<N>().0.iter().zip(b.as_chunks::<N>().0).map(|(a, b)| a == b).collect()

@@ -6,7 +6,7 @@ use super::workbench::Workbench;
 use crate::DType;
 use crate::ops::{LatentHead, LatentTensors, PackLatent, PackLatentBackward, ResizeHeads};
 
-/// Queries of their own, or in front of the keys' rotated channels.
+/// Trials of queries apart, or in front of the keys' rotated channels.
 pub(super) fn trials(s: Sizes, dtype: DType, to: &mut Trials) {
     let Sizes { batch, seq, heads, .. } = s;
     for (label, apart, head) in [

@@ -43,7 +43,7 @@ pub(super) struct WrittenTensor {
     /// The tensor's number, shape and type.
     pub(super) name: String,
     pub(super) values: Vec<f64>,
-    /// For each element, whether it is the poison that was there before.
+    /// For each element, whether the element is the poison that was there before.
     poisoned: Vec<bool>,
     /// Some elements may be.
     in_part: bool,

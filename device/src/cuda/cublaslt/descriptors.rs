@@ -91,7 +91,7 @@ impl Drop for CublasLtHandle {
     }
 }
 
-/// A product as cuBLASLt sees it; its own `a` is our `b`.
+/// A product as cuBLASLt sees it; cuBLASLt's own `a` is our `b`.
 pub(super) struct Descriptors {
     matmul: sys::cublasLtMatmulDesc_t,
     a: sys::cublasLtMatrixLayout_t,

@@ -13,7 +13,7 @@ use crate::{Result, Tensor};
 /// The sides of a tile of `kernels/products/transpose_f32.cu`.
 const TILE: usize = 64;
 
-/// Whether it is worth a trial.
+/// Whether a product with a transposed copy is worth a trial.
 pub(super) fn may_gain(problem: &GemmProblem) -> bool {
     let sizes = [problem.m, problem.n, problem.k];
     problem.tf32

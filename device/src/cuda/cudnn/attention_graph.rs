@@ -77,7 +77,7 @@ pub(super) struct PartSizes {
 /// The keys that a query of a part sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sees {
-    /// The keys up to its own: the last query sees the last key.
+    /// The keys up to the query's own: the last query sees the last key.
     UpToOwn,
     /// All keys.
     All,

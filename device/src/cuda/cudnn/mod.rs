@@ -73,7 +73,7 @@ pub(crate) struct PlannedParts(Vec<(QueryPart, Rc<AttentionPlan>)>);
 /// Queries of a sample that follow each other.
 #[derive(Clone, Copy)]
 struct QueryPart {
-    /// Queries of a sample before them.
+    /// Queries of a sample before the part.
     first: usize,
     sizes: GraphSizes,
 }

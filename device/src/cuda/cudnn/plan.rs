@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// A compiled plan, with the descriptors that it refers to.
 pub(super) struct Plan {
     plan: Descriptor,
-    /// Bytes of workspace it needs.
+    /// Bytes of workspace that the plan needs.
     pub(super) workspace: usize,
     _configuration: Descriptor,
 }

@@ -31,7 +31,7 @@ fn failed(call: &'static str, problem: impl Into<String>) -> Error {
 /// The process's one subscription to callbacks.
 pub(super) struct Subscription(sys::CUpti_SubscriberHandle);
 
-/// The callback for every graph node that is created or cloned, on the thread that does it.
+/// The callback for every graph node that is created or cloned, on the thread of that call.
 pub(super) type OnResource =
     unsafe extern "C" fn(*mut c_void, sys::CUpti_CallbackDomain, sys::CUpti_CallbackId, *const c_void);
 

@@ -45,7 +45,7 @@ pub(crate) struct Cupti {
 /// An operation that is being submitted. All that CUPTI sees until this is dropped belongs to it.
 pub(crate) struct CuptiNote {
     correlated: bool,
-    /// What is submitted, if its time is taken: its index.
+    /// The submitted operations, and the index of this one, if the operation's time is taken.
     timed: Option<(Rc<RefCell<Vec<Submitted>>>, usize)>,
 }
 

@@ -67,7 +67,7 @@ fn layout() -> Layout {
 }
 
 /// # Safety
-/// CUPTI calls it with three places to write to.
+/// CUPTI calls the function with three places to write to.
 unsafe extern "C" fn buffer_requested(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
     // SAFETY: the layout has a size; the buffer is freed in `buffer_completed`. Without memory CUPTI drops records.
     unsafe {
@@ -79,7 +79,7 @@ unsafe extern "C" fn buffer_requested(buffer: *mut *mut u8, size: *mut usize, mo
 }
 
 /// # Safety
-/// CUPTI calls it with a buffer from `buffer_requested`. Its first `valid` bytes hold records.
+/// CUPTI calls the function with a buffer from `buffer_requested`. Its first `valid` bytes hold records.
 unsafe extern "C" fn buffer_completed(context: CUcontext, stream: u32, buffer: *mut u8, _: usize, valid: usize) {
     if buffer.is_null() {
         return;
@@ -127,7 +127,7 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
             addr_of!((*$record).$field).read_unaligned()
         };
     }
-    /// A record of work by a struct that has these fields.
+    /// A record of work, from a CUPTI struct with the fields of work.
     macro_rules! work {
         ($record:ident, $what:expr) => {
             Record::Work {

@@ -15,12 +15,13 @@ pub(super) struct Submitted {
     pub(super) graph: Option<String>,
     /// Details of the operation.
     pub(super) details: Vec<(&'static str, String)>,
-    /// When the host submitted it, by CUPTI's clock. `None` if no timeline was made then.
+    /// The time of the host's submission, by CUPTI's clock. `None` if no timeline was made then.
     pub(super) host: Option<Range<u64>>,
 }
 
 impl Submitted {
-    /// The span of its submission, in a timeline that began then. `None` if it was submitted before. `id` is CUPTI's for it.
+    /// The span of the operation's submission, in a timeline that began at `began`. `None` if it was submitted before.
+    /// `id` is CUPTI's for it.
     fn span(&self, id: u64, began: u64) -> Option<Span> {
         let host = self.host.clone().filter(|host| host.start >= began)?;
         let graph = self.graph.iter().map(|graph| ("graph", graph.clone()));

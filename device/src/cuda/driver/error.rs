@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// Adds the name of the action to a result of the driver.
 pub(in crate::cuda) trait Driver<T> {
     /// # Errors
-    /// The driver's, with its name, its meaning and a fix.
+    /// The driver's error, with the code's name and meaning, and a fix.
     fn driver(self, call: &'static str) -> Result<T>;
 }
 

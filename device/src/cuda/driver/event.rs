@@ -36,8 +36,8 @@ impl RawEvent {
         unsafe { result::event::synchronize(self.handle) }.driver("cuEventSynchronize")
     }
 
-    /// Waits for the work before it, asleep most of the time. A thread in `cuEventSynchronize` holds up the launches of
-    /// others.
+    /// Waits for the work before the event, asleep most of the time. A thread in `cuEventSynchronize` holds up the
+    /// launches of others.
     pub(crate) fn await_asleep(&self) -> Result<()> {
         while !self.passed()? {
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -45,7 +45,7 @@ impl RawEvent {
         Ok(())
     }
 
-    /// Whether the work before it is done.
+    /// Whether the work before the event is done.
     pub(crate) fn passed(&self) -> Result<bool> {
         // SAFETY: the event lives.
         match unsafe { result::event::query(self.handle) } {

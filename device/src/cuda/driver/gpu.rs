@@ -20,7 +20,7 @@ thread_local! {
 
 /// A GPU with its primary context current on the thread that opened it.
 pub(crate) struct Gpu {
-    /// Staging memory holds it too, since it may outlive the device in another thread.
+    /// The GPU's primary context. Staging memory holds it too, since it may outlive the device in another thread.
     pub(crate) context: Arc<PrimaryContext>,
     /// The GPU's properties.
     pub(crate) properties: GpuProperties,
@@ -45,8 +45,8 @@ pub fn why_no_gpu() -> Option<NoGpu> {
     reason(has_driver, count, visible.as_deref(), Path::new("/dev/nvidiactl").exists())
 }
 
-/// The reason, from these findings: whether the driver's library can be loaded, the number of GPUs that it shows or its
-/// error, `CUDA_VISIBLE_DEVICES`, and whether the kernel has NVIDIA's driver.
+/// The reason why no GPU can be used, from four findings: whether the driver's library can be loaded, the number of GPUs
+/// that it shows or its error, `CUDA_VISIBLE_DEVICES`, and whether the kernel has NVIDIA's driver.
 fn reason(
     has_driver: bool,
     count: std::result::Result<i32, sys::CUresult>,
@@ -142,7 +142,7 @@ impl PrimaryContext {
         Ok(retained)
     }
 
-    /// Makes it current on this thread too. The thread must not use it any more when this value is gone.
+    /// Makes the context current on this thread too. The thread must not use it any more when this value is gone.
     pub(crate) fn enter(&self) -> Result<()> {
         PrimaryContext::make_current(self.device).map(drop)
     }

@@ -25,7 +25,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The address of its first byte.
+    /// The address of the memory's first byte.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }

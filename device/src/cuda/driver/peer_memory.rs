@@ -40,7 +40,7 @@ impl MappedMemory {
         Ok(MappedMemory { address })
     }
 
-    /// The address of its first byte in this process.
+    /// The address of the mapped memory's first byte in this process.
     pub(in crate::cuda) fn address(&self) -> u64 {
         self.address
     }

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 pub(crate) struct RawGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    /// Free bytes before it was instantiated, less those after it was uploaded.
+    /// Free bytes before the graph was instantiated, less those after the upload.
     driver_bytes: i64,
 }
 

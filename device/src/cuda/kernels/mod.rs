@@ -111,7 +111,7 @@ impl Kernels {
         std::iter::once(&self.always).chain(self.fp8.get()).chain(self.experts.get())
     }
 
-    /// The GPU they are loaded on.
+    /// The GPU that the kernels are loaded on.
     pub(crate) fn gpu(&self) -> &GpuProperties {
         &self.gpu
     }
@@ -142,12 +142,12 @@ impl Kernels {
         launch(stream, kernel, function, grid.into(), &mut [std::ptr::from_ref(block) as *mut c_void])
     }
 
-    /// Whether a function is a kernel of these, and not a library's or a custom operation's.
+    /// Whether a function is one of the loaded kernels, and not a library's or a custom operation's.
     pub(crate) fn is_ours(&self, function: Function) -> bool {
         self.loaded().flat_map(|loaded| loaded.functions.values()).any(|ours| *ours == function)
     }
 
-    /// Whether a function is a kernel of these that waits for other GPUs.
+    /// Whether a function is a loaded kernel that waits for other GPUs.
     pub(crate) fn waits_for_peers(&self, function: Function) -> bool {
         KERNELS.iter().any(|name| self.function(name).is_ok_and(|peers| peers == function))
     }

@@ -74,7 +74,7 @@ impl Module {
         })
     }
 
-    /// One of its kernels, ready to launch.
+    /// A kernel of the module, ready to launch.
     pub(crate) fn function(&self, name: &CStr) -> Result<Function> {
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is loaded; the function lives as long.

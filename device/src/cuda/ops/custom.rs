@@ -166,7 +166,7 @@ mod tests {
         Tensor { address, shape: [elements].into(), dtype: DType::F32, buffer: BufferId::NOTHING }
     }
 
-    /// The arguments that a kernel gets for these.
+    /// The values that a kernel gets for `arguments`.
     fn given(op: &Custom, arguments: impl IntoIterator<Item = KernelArgument>) -> Result<Vec<Arg>> {
         let kernel = CudaKernel { file: "k.cu", code: CudaCode::Source(""), function: "k" };
         let arguments = arguments.into_iter().collect();

@@ -6,7 +6,7 @@ use crate::{DType, Float, Tensor, bf16};
 /// Elements of one task.
 const CHUNK: usize = 1 << 14;
 
-/// Calls `work(tensor, start, length)` for chunks of all tensors of these sizes, in parallel.
+/// Calls `work(tensor, start, length)` for chunks of all tensors of `sizes`, in parallel.
 pub(crate) fn for_each_part(
     sizes: impl Iterator<Item = usize>,
     pool: &Pool,

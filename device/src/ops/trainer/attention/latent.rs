@@ -9,9 +9,9 @@ use crate::{DType, Result, Tensor};
 /// The channels of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentHead {
-    /// Of queries and keys, those that are not rotated.
+    /// Channels of queries and keys that are not rotated.
     pub plain: usize,
-    /// Of queries and keys, those that are rotated; an even number. All heads have the same ones of keys.
+    /// Channels of queries and keys that are rotated; an even number. All heads have the same ones of keys.
     pub rotated: usize,
     /// Channels of a value.
     pub value: usize,

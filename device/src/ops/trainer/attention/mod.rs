@@ -145,7 +145,7 @@ pub(crate) struct AttentionSizes {
     pub(crate) keys: usize,
     /// The queries of a sequence that are here.
     pub(crate) share: SequenceShare,
-    /// What they see of the keys, if these are another rank's.
+    /// The keys that the queries see, if another rank has the keys.
     pub(crate) of_rank: Option<KeysOfRank>,
 }
 
@@ -157,7 +157,7 @@ impl AttentionSizes {
         AttentionSizes { batch, seq, heads, kv_heads, dim, keys: seq, share: SequenceShare::WHOLE, of_rank: None }
     }
 
-    /// The same queries with these keys.
+    /// The sizes of the same queries with `keys`.
     pub(crate) fn with_keys(self, keys: Option<RankKeys>) -> AttentionSizes {
         let Some(keys) = keys else { return self };
         let (share, of_rank) = (keys.share, keys.of_rank(self.seq));
@@ -277,7 +277,7 @@ impl Operation for Attention {
 pub struct AttentionBackward {
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
     pub qkv: Tensor,
-    /// The forward's, and their gradients.
+    /// The forward's keys and values of ranks, and their gradients.
     pub keys: Option<RankKeysBackward>,
     /// `(batch, seq, heads * head_dim)`, the forward's output.
     pub output: Tensor,

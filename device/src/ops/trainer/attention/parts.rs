@@ -27,7 +27,8 @@ impl HasTensors for KeyPart {
 pub struct MergeAttention {
     /// Attention over the first keys. Every query sees some of these keys.
     pub first: KeyPart,
-    /// The queries of a sample from `first_query` on see keys of it. The rows of the others are not read.
+    /// Attention over further keys, which the queries of a sample from `first_query` on see. The rows of the others are
+    /// not read.
     pub second: KeyPart,
     /// Counted in a sample.
     pub first_query: usize,

@@ -22,7 +22,7 @@ pub struct AddSinks {
 /// [`BiasGrad`](crate::ops::BiasGrad) sums them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SinkGradients {
-    /// As [`AddSinks`] left them.
+    /// The results of attention as [`AddSinks`] left them.
     pub attended: KeyPart,
     /// The gradient of the output, with its sizes.
     pub grad_output: Tensor,

@@ -51,7 +51,7 @@ impl Operation for SlotsOfPairs {
     tensors! { chosen, order, slots, beyond }
 }
 
-/// Fails unless ranks divide the experts with these offsets, and have room.
+/// Fails unless ranks divide the experts with so many offsets, and have room.
 fn check_division(op: &'static str, offsets: usize, ranks: usize, room: usize) -> Result<()> {
     let experts = offsets.saturating_sub(1);
     ensure(op, ranks > 0 && experts > 0 && experts.is_multiple_of(ranks), || {

@@ -102,7 +102,7 @@ impl GroupedGemm {
         [MatrixPlace::of(&self.a, a), second]
     }
 
-    /// Whether it multiplies whole tensors, and overwrites or adds to a gradient alone.
+    /// Whether the product takes whole tensors, and overwrites or adds to a gradient alone.
     pub(crate) fn is_plain(&self) -> bool {
         let adds_to_rows = self.accumulate && self.product != GroupedProduct::WeightGradient;
         self.columns == GemmColumns::ALL && self.alpha == 1.0 && !adds_to_rows

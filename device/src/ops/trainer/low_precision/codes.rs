@@ -169,7 +169,7 @@ impl Operation for CodesOfValues {
 /// Values that a thread computes at a time; `VALUES` in `device/kernels/low_precision/codes.cu`.
 const VALUES: usize = 8;
 
-/// The name of a form in those of kernels.
+/// The name of a form within the names of kernels.
 fn named(form: CodeForm) -> &'static str {
     match form {
         CodeForm::Nf4 => "nf4",

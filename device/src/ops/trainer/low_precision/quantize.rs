@@ -64,7 +64,7 @@ impl Scale {
 }
 
 impl Fp8Matrix {
-    /// Fails unless it is a matrix of one of the two types with scales of the right number.
+    /// Fails unless the matrix is of one of the two 8-bit types, with scales of the right number.
     pub(crate) fn check(&self, op: &'static str, name: &str, rows: usize, columns: usize) -> Result<()> {
         let (values, scale) = (&self.values, self.scale.tensor());
         ensure(op, values.dtype.is_fp8(), || format!("`{name}` is {}, needs an 8-bit floating type", values.dtype))?;
@@ -156,7 +156,7 @@ impl HasTensors for QuantizeSource {
 }
 
 impl QuantizeSource {
-    /// The tensors it is computed from, but for the statistics of a norm. All are of one type.
+    /// The tensors that the matrix is computed from, but for the statistics of a norm. All are of one type.
     pub(super) fn inputs(&self) -> Vec<(&'static str, Tensor)> {
         match *self {
             QuantizeSource::Stored(input)
@@ -174,7 +174,7 @@ impl QuantizeSource {
         }
     }
 
-    /// All tensors it reads.
+    /// All tensors that the matrix is computed from.
     pub(super) fn reads(&self) -> Vec<Tensor> {
         let statistics = match *self {
             QuantizeSource::Norm { mean, rstd, .. } => vec![Some(rstd), mean],
@@ -183,7 +183,7 @@ impl QuantizeSource {
         self.inputs().into_iter().map(|(_, tensor)| tensor).chain(statistics.into_iter().flatten()).collect()
     }
 
-    /// The type of its inputs.
+    /// The type of the source's inputs.
     pub fn dtype(&self) -> DType {
         self.inputs()[0].1.dtype
     }
@@ -312,7 +312,7 @@ impl Operation for Quantize {
 pub struct MakeScale {
     /// The matrix `(rows, columns)`.
     pub source: QuantizeSource,
-    /// The type that it will have.
+    /// The type that the quantised matrix will have.
     pub dtype: DType,
     /// `(1)`, f32, written.
     pub scale: Tensor,

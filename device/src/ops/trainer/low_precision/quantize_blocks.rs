@@ -11,7 +11,8 @@ use crate::{DType, Result, Tensor};
 /// How many values share a scale along an axis.
 pub(crate) const BLOCK: usize = 128;
 
-/// Sizes, in values, and addresses, in bytes, of tensors with such scales are multiples of it. Products need that too.
+/// The divisor of the sizes, in values, and the addresses, in bytes, of tensors with scales by block. Products need that
+/// too.
 const MULTIPLE: usize = 16;
 
 impl Scale {
@@ -65,7 +66,7 @@ impl Scale {
 }
 
 impl Quantize {
-    /// Fails unless one pass can make these copies with scales by block. Others pass.
+    /// Fails unless one pass can make the copies with scales by block. Others pass.
     pub(super) fn check_blocks(&self, op: &'static str) -> Result<()> {
         let copies: Vec<&Fp8Matrix> = self.rows.iter().chain(&self.columns).collect();
         if !copies.iter().any(|copy| copy.scale.is_by_block()) {

@@ -80,7 +80,7 @@ pub enum Gate {
 impl Gate {
     /// The bound of [`Gate::ClampedSilu`].
     pub const LIMIT: f32 = 7.0;
-    /// The factor in its exponent.
+    /// The factor in the exponent of [`Gate::ClampedSilu`].
     pub const SLOPE: f32 = 1.702;
 }
 
@@ -185,7 +185,7 @@ pub(crate) fn glu_name(gate: Gate) -> &'static str {
     }
 }
 
-/// The name of its gradient in the names of kernels.
+/// The name of a gate's gradient in the names of kernels.
 pub(crate) fn glu_backward_name(gate: Gate) -> &'static str {
     match gate {
         Gate::Silu => "swiglu_backward",

@@ -25,7 +25,7 @@ pub struct DropoutSite {
     pub site: u16,
     /// u8, a [`crate::ops::SampleRecord`]: the step, and the global number of the first sample of the batch.
     pub record: Tensor,
-    /// The part of the batch's tokens, channels and heads that it is applied to.
+    /// The part of the batch's tokens, channels and heads that the dropout is applied to.
     pub part: DropoutPart,
 }
 

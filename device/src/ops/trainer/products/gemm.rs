@@ -37,7 +37,7 @@ pub struct Gemm {
     pub accumulate: bool,
     /// The columns of the three tensors that are the matrices.
     pub columns: GemmColumns,
-    /// Applied to the product before it is stored.
+    /// The last part of the product, applied before the result is stored.
     pub epilogue: Epilogue,
     /// The scales of `a` and `b`; present if, and only if, these are of 8-bit types.
     pub fp8: Option<Fp8Scales>,
@@ -56,11 +56,11 @@ pub struct Columns {
 /// Not with an epilogue, and not with 8-bit factors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmColumns {
-    /// Of `a`, as it is stored.
+    /// The columns of `a`, as `a` is stored.
     pub a: Option<Columns>,
-    /// Of `b`, as it is stored.
+    /// The columns of `b`, as `b` is stored.
     pub b: Option<Columns>,
-    /// Of `out`.
+    /// The columns of `out`.
     pub out: Option<Columns>,
 }
 
@@ -85,7 +85,7 @@ impl MatrixPlace {
         MatrixPlace { rows, columns: count, first, stride }
     }
 
-    /// The address of its first element, if it lies in `tensor`.
+    /// The address of the matrix's first element, if the matrix lies in `tensor`.
     pub(crate) fn address(&self, tensor: &Tensor) -> u64 {
         tensor.address + (self.first * tensor.dtype.size()) as u64
     }

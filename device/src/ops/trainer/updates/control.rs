@@ -151,8 +151,8 @@ kernel_struct! {
 impl KernelOperation for WriteControl {
     const FILES: &'static [KernelFile] = &[kernel_file!("updates/control.cu")];
 
-    /// A kernel does it, and not the stream itself (`cuStreamBatchMemOp`): after a copy to the host the
-    /// driver has the stream write where such copies wait for each other, behind a checkpoint's:
+    /// A kernel writes the value, and not the stream itself (`cuStreamBatchMemOp`): after a copy to the host the driver
+    /// has the stream write where such copies wait for each other, behind a checkpoint's:
     /// `bench/results/2026-11-27-saves-and-starts-on-a-gpu.md`.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let block = WriteControlArgs { control: self.control.address, value: self.value };

@@ -118,7 +118,7 @@ fn sum(inputs: &[Tensor], square: bool, total: &Tensor, accumulate: bool, queue:
     queue.launch("add_partial_sums", Grid::line(1, 1024), arguments)
 }
 
-/// Scratch for the partial sums of these tensors.
+/// Bytes of scratch for the partial sums of `inputs`.
 fn scratch_bytes(inputs: &[Tensor]) -> usize {
     inputs.iter().map(|input| table_chunks(input.elements())).sum::<usize>() * size_of::<f64>()
 }

@@ -67,7 +67,7 @@ impl Rule {
         }
     }
 
-    /// The state that it keeps for each parameter.
+    /// The state that the rule keeps for each parameter.
     pub fn state(&self) -> &'static [RuleState] {
         const FIRST: RuleState = RuleState { name: "exp_avg", values: StateValues::FirstMoment };
         const SECOND: RuleState = RuleState { name: "exp_avg_sq", values: StateValues::SecondMoment };

@@ -105,7 +105,7 @@ pub(crate) struct CachedHead<'a> {
     pub(crate) values: usize,
     /// New tokens.
     pub(crate) rows: usize,
-    /// The position of the first of them.
+    /// The position of the first new token.
     pub(crate) start: usize,
     /// Of products.
     pub(crate) scale: f32,

@@ -75,7 +75,7 @@ impl<'o> Part<'o> {
 /// Master weights, each with its gradient before it is scaled.
 type Weights<'w> = std::iter::Zip<std::slice::IterMut<'w, f32>, std::slice::Iter<'w, f32>>;
 
-/// With moments of these types. They are rounded after the weights were updated.
+/// AdamW with moments of the types `M` and `V`. They are rounded after the weights were updated.
 fn adamw<M: Float, V: Float>(part: &Part<'_>, weights: Weights<'_>, beta1: f32, beta2: f32, eps: f32) {
     let correction = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(part.status.applied));
     let step_size = (f64::from(part.rate) / correction(beta1)) as f32;

@@ -20,7 +20,7 @@ kernel_struct! {
 /// Bytes of a row that a step of a sum takes.
 const STEP: usize = 128;
 
-/// Sizes of matrices in bf16 are multiples of it.
+/// The divisor of all sizes of matrices in bf16.
 const MULTIPLE: usize = 64;
 
 /// `SHARED_BYTES` of the kernels.
@@ -30,7 +30,8 @@ const SHARED: usize = 28 * 64 * 128 + 128 + (EXPERTS + 1) * 4;
 /// expert is too often half empty: `bench/results/2026-11-27-experts-on-one-card.md`.
 const PAIRED_ROWS: usize = 4096;
 
-/// Whether these kernels do the product. That of a few columns has little to multiply, and the other kernel does it.
+/// Whether the kernels for Hopper do the product. That of a few columns has little to multiply, and the other kernel does
+/// it.
 pub(super) fn is_for(op: &GroupedGemm, gpu: &GpuProperties) -> bool {
     let [rows, n, k] = op.sizes();
     let fits = |size: usize| size > 0 && (op.scales.is_some() || size.is_multiple_of(MULTIPLE));

@@ -27,7 +27,7 @@ struct Clusters {
     blocks: usize,
     /// Warps of a block along its columns.
     warps: usize,
-    /// How many times that many warps it has, for other rows.
+    /// Groups of `warps` warps in a block, each for other rows.
     groups: usize,
     /// Bytes of shared memory of a block.
     shared: usize,
