@@ -33,7 +33,7 @@ struct LoadedModule {
 
 struct LoadedKernel {
     function: Function,
-    /// Bytes of each argument that it declares, in order.
+    /// Bytes of each argument that the kernel declares, in order.
     arguments: Vec<usize>,
 }
 
