@@ -2,8 +2,8 @@
 
 use crate::options::Mempool;
 
-/// A kind of step with its own plan and graphs: a mode, and the number of microbatches if memory is planned over the
-/// whole step.
+/// A kind of step that has a separate plan and separate graphs: a mode, and the number of microbatches if memory is
+/// planned over the whole step.
 pub(crate) type StepKey<M> = (M, Option<usize>);
 
 /// The kind of a step with so many microbatches. Slots hold any number of them.

@@ -11,7 +11,7 @@ use crate::passes::Then;
 use crate::policy::Policy;
 use crate::tensor_tree::TensorTree;
 
-/// A region while its code runs. At its end the region around it is the innermost one again.
+/// A region while the region's code runs. At its end the region around it is the innermost one again.
 struct Inside<'c, 'm, P: Policy> {
     cx: &'c mut StepContext<'m, P>,
     region: P::Region,

@@ -1,4 +1,4 @@
-//! Puts buffers with known lifetimes into as little memory as it can.
+//! Puts buffers with known lifetimes into little memory.
 
 use std::collections::HashMap;
 
@@ -25,8 +25,7 @@ pub(crate) struct Placed {
 /// Gives buffers offsets. It keeps earlier results, because the microbatches of a long step repeat each other.
 #[derive(Default)]
 pub(crate) struct Placer {
-    /// Buffers that were placed together, in times counted from the first one's, with their offsets and the bytes
-    /// needed.
+    /// Buffers that were placed together, in times counted from the first buffer's, with offsets and the bytes needed.
     known: HashMap<Vec<Interval>, (Vec<usize>, usize)>,
 }
 

@@ -59,7 +59,7 @@ impl Pool {
         Pool { shared: Rc::new(Shared { scratch, busy, side, lane, hooks, compute }) }
     }
 
-    /// The stream that its graphs are launched on.
+    /// The stream that the pool's graphs are launched on.
     pub fn compute(&self) -> &Stream {
         &self.shared.compute
     }
@@ -142,7 +142,7 @@ pub trait GraphHooks {
     /// The graph can be launched. It has so many operations.
     fn after_instantiate(&self, _graph: &str, _nodes: usize) {}
 
-    /// The graph is about to be launched, for the first time right after its capture. A graph that becomes a part of
+    /// The graph is about to be launched, for the first time right after the capture. A graph that becomes a part of
     /// another, because a [`Capture`](crate::Capture) runs inside a region, is not launched itself.
     fn before_replay(&self, _graph: &str) {}
 

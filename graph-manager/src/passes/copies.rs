@@ -36,7 +36,7 @@ pub(super) struct Copies {
 
 struct CopyOf {
     copy: Tensor,
-    /// The tensor of the code's that it is a copy of.
+    /// The tensor of the code's that `copy` is a copy of.
     source: Tensor,
     microbatch: Option<usize>,
     /// The region of the move.
@@ -74,7 +74,7 @@ impl Copies {
         self.own.is_empty()
     }
 
-    /// The pass may fill these buffers.
+    /// Notes the buffers that the pass may fill.
     pub(super) fn may_fill(&mut self, taken: &[TakenByPass]) {
         self.own.extend(taken.iter().map(|taken| taken.tensor.buffer));
     }

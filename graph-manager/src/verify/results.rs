@@ -24,7 +24,7 @@ impl Results {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// The results of a recorded step at its end.
+    /// The results of a recorded step at the step's end.
     pub(crate) fn results_at_end(&self, program: &Program<P::Region>) -> Results {
         let is_there =
             |write: &Write| program.taken(write.tensor.buffer).is_none_or(|taken| program.is_returned(taken));

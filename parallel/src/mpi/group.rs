@@ -98,7 +98,7 @@ impl MpiGroup {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of all ranks, in their order. All pass the same number of bytes.
+    /// The bytes of all ranks, in the ranks' order. All pass the same number of bytes.
     pub(crate) fn all_gather(&self, own: &[u8]) -> Vec<u8> {
         let mut all = vec![0; own.len() * self.size()];
         // SAFETY: see above, and there is room for the bytes of all ranks.
