@@ -37,7 +37,7 @@ impl Precision {
         }
     }
 
-    /// The type of a parameter's weights, as layers read them.
+    /// The type of a parameter's weights for layers.
     pub fn weights(self, spec: &ParamSpec) -> DType {
         if spec.always_f32 { DType::F32 } else { self.activations() }
     }

@@ -15,7 +15,7 @@ pub struct MeshSizes {
     pub ranks: usize,
     /// Ranks that share each layer.
     pub tensor: usize,
-    /// Of the ranks that share each layer, those that store the same key heads.
+    /// The number of ranks that store the same key heads, among the ranks that share each layer.
     pub key_head_copies: usize,
     /// Ranks with other tokens of the same samples.
     pub context: usize,

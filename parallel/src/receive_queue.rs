@@ -1,4 +1,4 @@
-//! When a stage begins its receives.
+//! The times at which a stage begins receives.
 
 use std::ops::Range;
 

@@ -106,7 +106,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         ended
     }
 
-    /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
+    /// With boundary copies, the captured region's copies of the inputs; else the inputs.
     fn own_inputs<I: TensorTree>(&mut self, region: P::Region, input: I) -> Result<I> {
         let (options, policy) = (&self.manager.options, &self.manager.policy);
         if options.share_io_buffers || !options.enable || policy.captured(region).is_err() {

@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    /// The rule in its simplest form: each interval looks at all that are placed.
+    /// The rule of placement in the simplest form: each interval looks at all that are placed.
     fn reference(intervals: &[Interval]) -> (Vec<usize>, usize) {
         let mut order: Vec<usize> = (0..intervals.len()).collect();
         order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));

@@ -162,7 +162,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         plan
     }
 
-    /// A visit's region as memory sees it. With K slots, microbatch m of M has slot (M-1-m) mod K, so the last one is
+    /// A visit's region in the memory plan. With K slots, microbatch m of M has slot (M-1-m) mod K, so the last one is
     /// always in slot 0.
     pub(crate) fn key(&self, visit: &Visit<R>, microbatches: usize) -> RegionKey<R> {
         match (&self.slots, &visit.instance) {

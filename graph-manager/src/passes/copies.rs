@@ -130,7 +130,7 @@ impl Copies {
         Ok(())
     }
 
-    /// An operation of the code's comes next in the list, `entry` as the pass left it.
+    /// Notes that an operation of the code's comes next in the list, with `entry` from the pass.
     ///
     /// # Errors
     /// An operation that is not `of_code`, the operation of the code, once copies are named as their sources; a use of a copy

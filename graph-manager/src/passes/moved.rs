@@ -12,7 +12,7 @@ use super::copies::{Copies, Place};
 use super::piece::{Piece, PieceEntry};
 use crate::error::{Error, Result};
 
-/// The operations that a pass was given and has not put in the list, and those that it has begun ahead.
+/// The operations that a pass was given and has not put in the list, and the operations that the pass has begun ahead.
 pub(super) struct Moved<R> {
     /// The number of operations that the pass was given so far.
     count: u64,
@@ -28,7 +28,7 @@ pub(super) struct Moved<R> {
     copies: Copies,
 }
 
-/// An operation of a piece as the pass left it, without moves: as the code submitted it.
+/// An operation of a piece after the pass, without moves: as the code submitted it.
 struct Seen {
     /// As [`PieceEntry::number`]: 0 if it begins ahead.
     number: u64,
@@ -234,7 +234,7 @@ impl<R: Copy + Display> Moved<R> {
         Err(Error::usage(problem, "begin what the code submits later, and take it out there"))
     }
 
-    /// An operation that the pass keeps, that comes before that number, and that meets this one.
+    /// An operation that the pass keeps, that comes before that number, and that touches the memory of `op`.
     fn kept_before(&self, number: u64, (op, accesses): Of<'_>) -> Option<Of<'_>> {
         if self.kept.is_empty() {
             return None;

@@ -37,7 +37,7 @@ pub(super) struct TakenByPass {
 /// The event that ends a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// A region inside this one.
+    /// The beginning of an inner region.
     Inner,
     /// The region's code goes on: it forks, joins, calls the host, or asks for the stream.
     More,
@@ -97,7 +97,7 @@ pub struct PieceEntry {
     pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
-    /// The entry's place in the order that the pass was given, from 1; 0 if the pass has made it.
+    /// The entry's place in the order that the pass was given, from 1; 0 for an entry of the pass's own.
     pub(super) number: u64,
     /// Whether the pass has made the entry, to move a tensor.
     pub(super) moves: bool,

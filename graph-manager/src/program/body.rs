@@ -30,7 +30,7 @@ pub(super) enum Item {
         by: StreamId,
         of: StreamId,
     },
-    /// A region inside this one.
+    /// An inner region.
     Inner,
 }
 

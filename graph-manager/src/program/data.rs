@@ -49,9 +49,9 @@ pub(crate) struct Visit<R> {
     pub(crate) instance: Option<Instance<R>>,
     /// The region in words.
     pub(crate) name: Rc<str>,
-    /// Index of the visit that this one is directly inside of.
+    /// Index of the visit directly outside of this visit.
     pub(super) outer: u32,
-    /// Index of the first later visit that is not inside this one.
+    /// Index of the first later visit that is not inside this visit.
     pub(super) next: u32,
     /// The first position of the visit's submissions.
     pub(super) start: u32,
@@ -106,12 +106,12 @@ impl Taken {
 }
 
 impl<R> Visit<R> {
-    /// Index of the visit that this one is directly inside of.
+    /// Index of the visit directly outside of this visit.
     pub(crate) fn outer(&self) -> Option<usize> {
         (self.outer != NONE).then_some(self.outer as usize)
     }
 
-    /// Index of the first later visit that is not inside this one.
+    /// Index of the first later visit that is not inside this visit.
     pub(crate) fn next(&self) -> usize {
         self.next as usize
     }

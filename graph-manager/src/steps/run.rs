@@ -1,4 +1,4 @@
-//! A list, or an extent of it, is run: entries are submitted, and graphs captured at first use and launched.
+//! A run of a list, or of an extent of a list: entries are submitted, and graphs captured at first use and launched.
 
 use std::cell::Cell;
 use std::collections::HashMap;

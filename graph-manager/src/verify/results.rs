@@ -17,7 +17,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// All results, in the order in which a run notes them.
+    /// All results, in the order of a run's notes.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Write> {
         self.after.values().flatten().chain(&self.at_end)
     }
