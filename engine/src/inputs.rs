@@ -27,7 +27,7 @@ pub(crate) struct Inputs {
     control: Tensor,
     /// Training drops some values.
     drops: bool,
-    /// The column of the number of tokens that are no padding, if layers ask for it.
+    /// The column of the number of tokens that are no padding, if layers ask for that number.
     real: Option<usize>,
     /// See [`Model::further_tokens`].
     further_tokens: usize,

@@ -1,4 +1,4 @@
-//! The microbatch under way, as layers see it.
+//! The microbatch under way, in the layers' view.
 
 use crate::batch_sizes::BatchSizes;
 use crate::regions::Region;

@@ -105,7 +105,7 @@ impl StepPolicy {
         Ok(())
     }
 
-    /// The scope of one graph, in words, if the graph contains several layers.
+    /// The extent of one graph, in words, if the graph contains several layers.
     fn larger_graphs(&self) -> Option<&'static str> {
         match self.graphs? {
             Scope::PerLayer => None,

@@ -50,7 +50,7 @@ pub struct CallOrder {
     pub(crate) microbatches: usize,
 }
 
-/// The calls of a step while the step makes them: see [`CallOrder::recorded`]. The n-th forward of a layer is that of
+/// The calls of a step so far: see [`CallOrder::recorded`]. The n-th forward of a layer is that of
 /// microbatch n. Backwards, and weight gradients, follow in the same order of microbatches. Layers are counted from 0.
 #[derive(Default)]
 pub struct Calls {

@@ -5,7 +5,7 @@ use device::{DType, Shape, Tensor};
 use crate::error::Result;
 use crate::tensor_tree::TensorTree;
 
-/// An input as an error names it.
+/// An input in the words of errors.
 pub(crate) struct Input {
     /// The input's name in the struct of inputs.
     pub(crate) name: &'static str,

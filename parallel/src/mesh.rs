@@ -206,7 +206,7 @@ pub enum NoMesh {
     },
     /// Two cuts of a rank's number cross: neither divides the other.
     Cuts {
-        /// The smaller cut, in words, and its size.
+        /// The smaller cut, in words, and the cut's size.
         smaller: (&'static str, usize),
         /// The larger one.
         larger: (&'static str, usize),
@@ -305,7 +305,7 @@ impl Mesh {
         self.axes(Axis::Tokens) | self.axes(Axis::ExpertData)
     }
 
-    /// The ranks with other tokens that may divide what each of them would have whole.
+    /// The ranks with other tokens that may divide what each rank would have whole.
     pub fn that_divide(&self) -> Axes {
         self.with_other_tokens() - self.axes(Axis::Copies)
     }

@@ -87,7 +87,7 @@ pub(crate) struct NcclCommunicator {
     alive: Arc<Mutex<Option<Handle>>>,
     rank: usize,
     members: Vec<usize>,
-    /// The link to the GPUs' memory: makes the transfers that suit a link, in place of NCCL.
+    /// The link to other GPUs' memory, which makes the transfers that suit a link, in place of NCCL.
     peers: Option<Rc<PeerLink>>,
 }
 
@@ -98,7 +98,7 @@ struct Handle(sys::ncclComm_t);
 unsafe impl Send for Handle {}
 
 impl NcclCommunicator {
-    /// The same communicator, with a link to the GPUs' memory that makes some transfers in place of NCCL.
+    /// The same communicator, with a link to other GPUs' memory that makes some transfers in place of NCCL.
     pub(crate) fn over(self, link: Option<PeerLink>) -> NcclCommunicator {
         let mut linked = self;
         linked.peers = link.map(Rc::new);

@@ -103,7 +103,7 @@ impl Drop for PeerLink {
     }
 }
 
-/// Fails if the group's ranks are not all in this node, or if two of them have the same GPU.
+/// Fails if the group's ranks are not all in this node, or if two ranks have the same GPU.
 fn on_one_node(group: &MpiGroup, gpu: &GpuProperties) -> Result<(), NoLink> {
     let on_node = group.node_size();
     let mut own = [0; 64];

@@ -27,7 +27,7 @@ pub(crate) enum Operand {
         rows: Option<Fp8Matrix>,
         /// `(width, rows)`, for the weight gradient.
         columns: Option<Fp8Matrix>,
-        /// The values not quantised, if adapters read them.
+        /// The values not quantised, if adapters read such values.
         plain: Option<Tensor>,
     },
 }
@@ -82,7 +82,7 @@ impl Operand {
         }
     }
 
-    /// The operand with the values not quantised beside the 8-bit ones.
+    /// The operand with the values not quantised beside the 8-bit values.
     pub(crate) fn beside(self, values: Tensor) -> Operand {
         match self {
             Operand::Fp8 { rows, columns, .. } => Operand::Fp8 { rows, columns, plain: Some(values) },

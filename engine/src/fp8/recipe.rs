@@ -97,8 +97,8 @@ pub struct Fp8 {
     pub margin: i32,
     /// The numbers of blocks at the start and at the end of the model that stay in 16 bits.
     pub bf16_blocks: [usize; 2],
-    /// Whether, with a distributed optimizer, each rank quantises the weights that the rank updates, and 8-bit codes
-    /// are gathered. Otherwise 16-bit weights are gathered, and each rank quantises all of them. The bits are the same.
+    /// Whether, with a distributed optimizer, each rank quantises the weights that the rank updates, and bytes are
+    /// gathered. Otherwise 16-bit weights are gathered, and each rank quantises all of them. The bits are the same.
     /// Only for recipes with one scale for each weight.
     pub gathers_weights: bool,
 }

@@ -1,4 +1,4 @@
-//! A model before and after memory is allocated, and the model's layers.
+//! A model before memory is allocated, and the model's layers afterwards.
 
 use std::rc::Rc;
 
@@ -108,7 +108,7 @@ pub struct ExpertBlocks {
 /// Builds a model's layers over the model's parameters, once the parameters have memory.
 pub type Build = dyn Fn(&Params, StepTensors) -> Model;
 
-/// A model without memory: the parameters to allocate, and how to build the layers over them.
+/// A model before memory is allocated: the parameters to allocate, and how to build the layers over them.
 pub struct Architecture {
     /// The parameters of this rank, in layer order.
     pub specs: Vec<ParamSpec>,
@@ -132,7 +132,7 @@ pub struct Architecture {
     /// The blocks with experts of the whole model; `None` if the model has none.
     pub experts: Option<ExpertBlocks>,
     /// Whether a layer's weight gradients may be computed next to the backwards of earlier layers, unless layers have
-    /// graphs of their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's
+    /// separate graphs or gradients are summed over ranks. Their factors stay in memory until the microbatch's
     /// backward ends. No backward may write them.
     pub gradients_outlive_layers: bool,
     /// The places of a sample's inputs and targets.

@@ -88,7 +88,7 @@ pub(crate) struct SavedNorm {
     mean: Option<Tensor>,
     /// `(rows)`, f32.
     rstd: Tensor,
-    /// The normed values, if forward keeps or never stores normed values; `None` if backward recomputes them.
+    /// The normed values, if forward keeps or never stores normed values; `None` if backward recomputes such values.
     output: Option<Normed>,
 }
 

@@ -81,7 +81,7 @@ pub trait UpdateRule: Debug + Send + Sync {
         false
     }
 
-    /// Whether the rule's update writes to the gradients that the update is given.
+    /// Whether the rule's update writes to the given gradients.
     fn overwrites_gradients(&self) -> bool {
         false
     }

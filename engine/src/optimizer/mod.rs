@@ -243,7 +243,7 @@ struct Member<'g, 'p> {
 /// A rule, and the parameters that the rule updates.
 type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'g, 'p>>);
 
-/// The rules of all groups, each with the rule's parameters in order of declaration, without frozen ones.
+/// The rules of all groups, each with the rule's parameters in order of declaration, without frozen parameters.
 fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<RuleMembers<'g, 'p>>> {
     let mut rules: Vec<RuleMembers<'_, '_>> = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (spec, _))| !spec.frozen) {
@@ -268,7 +268,7 @@ fn state_shape(param: &Param, own_sizes: Option<&[usize]>) -> Shape {
     own_sizes.filter(|_| param.owned.elements > 0).map_or(param.master.shape, Shape::new)
 }
 
-/// Tensors of the shapes `shapes`, all in one area that is set to 0.
+/// Tensors of `shapes`, all in one area that is set to 0.
 fn zeroed(
     device: &Device,
     home: Home,

@@ -119,8 +119,7 @@ fn fill(
     Ok(())
 }
 
-/// Gives the stored elements of a parameter that lie here as codes their first values, in bf16 by way of passing
-/// memory.
+/// Gives first values, in bf16 by way of passing memory, to the stored elements of a parameter that lie here as codes.
 fn set_first_codes(
     stream: &Stream,
     (spec, elements, codes): (&ParamSpec, Range<usize>, CodeMemory),

@@ -32,7 +32,7 @@ pub struct Bucket {
     pub home: ParamMemory,
     /// The place of this rank among the ranks that divide the bucket.
     pub place: Place,
-    /// The rank of the bucket's ranks that updates the whole bucket; `None` if each rank updates a part.
+    /// The rank that updates the whole bucket, among the ranks that divide the bucket; `None` if each rank updates a part.
     pub owner: Option<usize>,
     /// The elements of the bucket that this rank updates.
     pub owned: OwnedRange,
@@ -271,7 +271,7 @@ struct BucketSize {
 }
 
 impl BucketSize {
-    /// The size of a bucket with the members `members`, on a rank at `place`. It belongs to `owner`, or each rank has a
+    /// The size of a bucket with `members`, on a rank at `place`. It belongs to `owner`, or each rank has a
     /// part.
     fn of(specs: &[ParamSpec], members: &[usize], place: Place, owner: Option<usize>) -> BucketSize {
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();

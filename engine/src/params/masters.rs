@@ -38,7 +38,7 @@ pub(super) fn download(device: &Device, masters: &Tensor, weights: Option<Tensor
     }
 }
 
-/// Weights with the values `values`, whose masters have that type.
+/// Weights rounded from `values`, whose masters have that type.
 pub(super) fn rounded(values: &[f32], masters: DType) -> Vec<bf16> {
     match masters {
         DType::U16 => values.par_iter().map(|&x| split_master(x).0).collect(),

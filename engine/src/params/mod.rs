@@ -110,7 +110,7 @@ struct Weights {
     /// The master weights that this rank owns, in the masters' form, flat; `None` for f32 weights, which need no
     /// separate masters, and for frozen weights.
     masters: Option<Tensor>,
-    /// The buffers that layers of gathered or coded weights take turns in: the buffers that layers take turns in, each
+    /// Of gathered weights, and of weights that lie as codes: the buffers that layers take turns in, each
     /// as large as the largest layer.
     turns: Vec<Tensor>,
     /// Set if the weights lie as codes. `weights` then is the memory of these.
@@ -121,7 +121,7 @@ struct Weights {
 
 impl Params {
     /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
-    /// first values. Without a seed they stay 0 until they are loaded. Of the ranks `rest` those with other tokens
+    /// first values. Without a seed the weights stay 0 until a load. Of the ranks `rest` those with other tokens
     /// divide master weights and optimizer state.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub enum TiedCopy {
 pub struct ParamSpec {
     /// The parameter's name, as in Hugging Face checkpoints if such checkpoints have the parameter.
     pub name: String,
-    /// The parameter's shape in this rank's memory. Linear weights are `(out features, in features)`.
+    /// The parameter's stored shape on this rank. Linear weights are `(out features, in features)`.
     pub shape: Shape,
     /// The number of real rows stored here. A padded vocabulary has more rows; they stay zero.
     pub rows: usize,
@@ -130,7 +130,7 @@ impl ParamSpec {
         ParamSpec { rows, ..self }
     }
 
-    /// The share of the parameter that one of the ranks stores, if the parameter lies in the parts `parts`. It was
+    /// The share of the parameter that one of the ranks stores, if the parameter lies in `parts`. It was
     /// stored whole.
     pub fn lying_in(self, ranks: &Ranks, parts: Vec<Part>) -> ParamSpec {
         let spread = Spread { parts, ..self.spread };

@@ -77,7 +77,7 @@ impl Spread {
         Spread::of(vec![Part::whole(vec![rows])])
     }
 
-    /// The spread of a parameter in the parts `parts`, whose gradient is summed over the ranks of [`Axis::Tokens`] that
+    /// The spread of a parameter in `parts`, whose gradient is summed over the ranks of [`Axis::Tokens`] that
     /// do not divide the parameter.
     pub fn of(parts: Vec<Part>) -> Spread {
         Spread { parts, more_tokens: Axes::NONE, rest: Axes::NONE }
@@ -173,7 +173,7 @@ fn runs(part: &Part, ranks: &Ranks) -> Vec<Range<usize>> {
 /// A core computes so many values in turn.
 const FILLED: usize = 4096;
 
-/// The values of the slabs `slabs` in `range` of the stored values, with 0 for padding. `value` gives an element of the
+/// The values of `slabs` in `range` of the stored values, with 0 for padding. `value` gives an element of the
 /// whole by its index.
 pub(super) fn fill(
     whole: &[usize],

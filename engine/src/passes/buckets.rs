@@ -46,7 +46,8 @@ pub(crate) struct Buckets {
     graphs: Option<Scope>,
     /// Operations that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
-    /// Whether the next region to end, of those that become graphs, waits for the transfers that began in the region.
+    /// Whether the next region to end, of all regions that become graphs, waits for the transfers that began in the
+    /// region.
     ends_soon: bool,
 }
 

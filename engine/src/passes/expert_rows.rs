@@ -40,7 +40,7 @@ impl ExpertRowQueues {
 }
 
 impl ExpertRows {
-    /// The pass for transfers of the groups `groups`.
+    /// The pass for transfers of `groups`.
     pub(crate) fn new(queues: &ExpertRowQueues, groups: Vec<Rc<dyn Communicator>>) -> ExpertRows {
         ExpertRows { queues: queues.clone(), groups }
     }
@@ -96,8 +96,8 @@ impl ExpertRows {
         move_to(entries, &pulled, reader);
     }
 
-    /// Moves the later half of the products that the last transfer does not need, with what follows from these
-    /// products, behind that transfer.
+    /// Moves the later half of the products that the last transfer does not need, with all that follows
+    /// from that half, behind the transfer.
     fn leave(&self, entries: &mut Vec<PieceEntry>) {
         let Some(last) = entries.iter().rposition(|entry| self.is_own(entry)) else { return };
         let reader = first_reader(entries, last).unwrap_or(entries.len());

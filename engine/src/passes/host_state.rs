@@ -33,7 +33,7 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
-    /// The pass with moves on the queues `queues`, or on the region's own queue.
+    /// The pass with moves on `queues`, or on the region's own queue.
     pub(crate) fn new(buffers: &Rc<HashSet<BufferId>>, queues: Option<HostQueues>) -> HostState {
         HostState { buffers: buffers.clone(), queues }
     }

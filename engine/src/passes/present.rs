@@ -86,7 +86,7 @@ pub(crate) struct Present {
 }
 
 impl Present {
-    /// The pass for a step of the chunks `chunks`.
+    /// The pass for a step of `chunks`.
     pub(crate) fn new(on_host: &SavedOnHost, chunks: &[Chunk]) -> Present {
         let SavedOnHost { layers, queues, noted } = on_host;
         noted.borrow_mut().clear();

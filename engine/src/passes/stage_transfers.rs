@@ -48,7 +48,7 @@ struct Receives {
 const BOTH: [Direction; 2] = [Direction::Forward, Direction::Backward];
 
 impl StageTransfers {
-    /// The pass for the tasks of a step, with microbatches of the sizes `sizes`. `overlaps` says that its forwards run
+    /// The pass for the tasks of a step, with microbatches of `sizes`. `overlaps` says that its forwards run
     /// aside.
     pub(crate) fn new(
         pipeline: &Pipeline,

@@ -35,7 +35,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Allocates the send and receive buffers, each for `residual` in a microbatch of the sizes `sizes`: the largest of
+    /// Allocates the send and receive buffers, each for `residual` in a microbatch of `sizes`: the largest of
     /// all steps.
     ///
     /// # Errors

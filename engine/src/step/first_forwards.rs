@@ -44,7 +44,7 @@ impl FirstForwards {
 }
 
 impl Stage {
-    /// Runs the forwards that the step with the settings `settings` begins with, if there are some. Its inputs are
+    /// Runs the forwards that the step with `settings` begins with, if there are some. Its inputs are
     /// written.
     pub(super) fn run_first_forwards(&mut self, settings: StepSettings) -> Result<()> {
         let Some(FirstForwards { mode, .. }) = self.program.first else { return Ok(()) };

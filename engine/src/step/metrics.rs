@@ -206,8 +206,8 @@ impl PendingMetrics {
     }
 }
 
-/// Makes means over all answers, of which `desirable` are, means over the answers of one label. A label that no answer
-/// has has none.
+/// Turns means over all answers into means over the answers of a label; `desirable` is the share of desirable answers. A
+/// label that no answer has has none.
 fn by_label(means: &mut BTreeMap<&'static str, f64>, desirable: f64) {
     let of_chosen = ["rewards/chosen", "logps/chosen"];
     let of_rejected = ["rewards/rejected", "logps/rejected"];

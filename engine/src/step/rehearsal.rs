@@ -57,7 +57,7 @@ impl Stage {
         self.record_forwards([Mode::Evaluate], microbatches)
     }
 
-    /// Records steps of the modes `modes`, which have no backward, for all lengths of samples.
+    /// Records steps of `modes`, which have no backward, for all lengths of samples.
     fn record_forwards(&mut self, modes: impl IntoIterator<Item = Mode>, microbatches: usize) -> Result<()> {
         for kind in modes.into_iter().flat_map(|mode| self.program.kinds(mode)) {
             self.graphs.record(kind, microbatches, &mut |cx| self.program.evaluate(cx))?;

@@ -97,7 +97,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(input)
     }
 
-    /// Ends the last piece of a region, or drops it where the region's code failed.
+    /// Ends the last piece of a region, or drops the piece where the region's code failed.
     fn end(&mut self, succeeded: bool) -> Result<()> {
         let ended = if succeeded { self.end_piece(Then::End) } else { Ok(()) };
         if !succeeded || ended.is_err() {

@@ -21,12 +21,12 @@ use crate::program::{Lifetime, Program, Visit};
 /// Names an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum AreaKind {
-    /// Buffers that do not outlive the buffers' region, by stream. Those of several streams lie in the compute stream's
+    /// Buffers that live within one region, by stream. Those of several streams lie in the compute stream's
     /// area.
     Scratch(StreamId),
     /// Buffers that a microbatch saves in a chunk, by slot.
     Slot { home: Home, chunk: usize, slot: usize },
-    /// Buffers that outlive the buffers' region, planned over the whole step.
+    /// Buffers that outlive one region, planned over the whole step.
     Step(Home),
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::side_stream::SideStream;
 
-/// A stream, and the scratch memory of all graphs captured on it. Managers and captures of one pool share scratch,
+/// A stream, and the scratch memory of all graphs captured on that stream. Managers and captures of one pool share scratch,
 /// because a stream runs one of their graphs at a time. The results of a graph lie outside of the shared scratch.
 ///
 /// Memory is given back when the last manager or capture that uses it is dropped.

@@ -50,7 +50,7 @@ pub(crate) struct Passes<R> {
     error: RefCell<Option<Error>>,
 }
 
-/// A pass, and the operations that it has moved.
+/// A pass, and the operations that the pass has moved.
 type Watched<R> = (Box<dyn StepPass<R>>, Moved<R>);
 
 impl<R: Copy + Display> Passes<R> {

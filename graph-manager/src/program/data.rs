@@ -298,7 +298,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         (entry, held.table, (item < body.inputs).then_some(item as usize))
     }
 
-    /// The communicators of rows that GPUs write into each other's memory, in the order of their first transfers.
+    /// The communicators of rows that GPUs write into each other's memory, in the order of first transfers.
     pub(crate) fn communicators_of_rows(&self) -> Vec<&Rc<dyn Communicator>> {
         let mut found: Vec<&Rc<dyn Communicator>> = Vec::new();
         for item in self.bodies.iter().flat_map(|body| &body.items) {

@@ -8,17 +8,17 @@ use crate::error::Error;
 pub(super) enum Refused {
     /// An operation of a captured region, on a stream that the graph would not include.
     LeftOut(&'static str, StreamId),
-    /// The name of a copy between host and device.
+    /// A copy between host and device, by name.
     HostCopy(&'static str, BufferId),
     /// A wait for an event that was not recorded in the step.
     UnknownEvent(StreamId),
     /// A call of the host in a region that becomes a graph.
     HostCall(&'static str),
-    /// The name of other work that uses a buffer of a body of `when`.
+    /// The use of a buffer of a body of `when` by other work, named here.
     LeftBody(&'static str, BufferId),
-    /// The name of an operation other than a move that uses a buffer of the host.
+    /// An operation other than a move, named here, that uses a buffer of the host.
     OnHost(&'static str, BufferId),
-    /// The name of an operation that may leave a buffer without values.
+    /// A buffer that an operation, named here, may leave without values.
     Unwritten(&'static str, BufferId),
 }
 

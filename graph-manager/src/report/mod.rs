@@ -14,7 +14,7 @@ use crate::policy::Policy;
 pub use buffer_use::BufferUse;
 pub use graph_dot::GraphDot;
 
-/// The graphs of a manager, its eager regions, and its memory.
+/// The graphs, eager regions and memory of a manager.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// The graphs, in order of capture.

@@ -245,7 +245,7 @@ impl<P: Policy> Pair<'_, P> {
         }))
     }
 
-    /// Runs the step, and notes the results `results`.
+    /// Runs the step, and notes `results`.
     fn run(&mut self, way: Way, results: &Results, keeps: Keeps) -> Result<Trial> {
         self.device.restore(&self.before)?;
         let placed = |writes: &Vec<Write>| writes.iter().map(|write| self.bound(&write.tensor, way)).collect();

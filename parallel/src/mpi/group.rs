@@ -8,7 +8,7 @@ use common::UserError;
 use super::abi::{Group, Reduction, Request, Table, Transfer, Universe};
 use super::library::{self, table};
 
-/// MPI, while it runs.
+/// MPI between start and end.
 struct Running {
     table: &'static Table,
     universe: *mut Universe,

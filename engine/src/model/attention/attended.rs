@@ -1,4 +1,4 @@
-//! What attention leaves for its backward.
+//! What the forward of attention leaves for the backward.
 
 use device::Tensor;
 

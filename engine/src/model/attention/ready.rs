@@ -85,7 +85,7 @@ impl CausalAttention {
         }
     }
 
-    /// Turns the gradient of `ready` queries and keys into the gradient of `projected` ones, in place.
+    /// Turns the gradient of `ready` queries and keys into the gradient of `projected` queries and keys, in place.
     pub(super) fn make_ready_backward(
         &self,
         cx: &mut StepContext<'_>,

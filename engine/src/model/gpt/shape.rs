@@ -68,7 +68,7 @@ choice! {
 /// The kind of a block's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {
-    /// No attention: a token sees that token alone.
+    /// No attention: a token sees no other token.
     None,
     /// Groups of query heads share a key and value head (Ainslie et al., 2023).
     Grouped {
@@ -207,7 +207,7 @@ pub struct GptShape {
     pub seed: u64,
     /// The number formats of weights and activations.
     pub precision: Precision,
-    /// How linear layers of blocks multiply in 8 bits, if linear layers do. Goes with [`Precision::Bf16`].
+    /// How linear layers of blocks multiply in 8 bits; `None` for products in more bits. Goes with [`Precision::Bf16`].
     pub fp8: Option<Fp8>,
     /// Low-rank adapters of linear layers of blocks. Does not go with 8-bit factors.
     pub lora: Option<Lora>,
@@ -343,7 +343,7 @@ impl GptShape {
         }
     }
 
-    /// How the linear layers of a block multiply in 8 bits; `None` if linear layers multiply in more bits.
+    /// How the linear layers of a block multiply in 8 bits; `None` for products in more bits.
     pub(crate) fn block_fp8(&self, block: usize) -> Option<Fp8> {
         self.fp8.filter(|fp8| fp8.covers(self.of_model(block), self.layers))
     }

@@ -1,4 +1,4 @@
-//! The linear layers that have adapters, and where a layer's parameters have those of each adapter.
+//! The linear layers that have adapters, and the rows of each adapter in a layer's parameters.
 
 use std::ops::Range;
 

@@ -56,7 +56,7 @@ impl LinearSpec {
         LinearSpec { fp8, ..self }
     }
 
-    /// The same layer with the adapters `adapters`.
+    /// The same layer with `adapters`.
     pub(crate) fn with_adapters(self, adapters: Option<AdapterSpec>) -> LinearSpec {
         LinearSpec { adapters, ..self }
     }

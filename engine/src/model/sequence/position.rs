@@ -43,7 +43,7 @@ impl Position {
 pub struct RotaryTables<T> {
     /// The table of all blocks, or of blocks without a window; `None` if positions are not rotary.
     pub full: Option<T>,
-    /// The table of blocks with a window, if that differs.
+    /// The table of blocks with a window, if such blocks have a separate table.
     pub window: Option<T>,
 }
 
@@ -104,7 +104,7 @@ impl TokensHere {
         TokensHere { share: SequenceShare::WHOLE, lengths: Rc::new([]) }
     }
 
-    /// A share of samples of the lengths `lengths`.
+    /// A share of samples of `lengths`.
     pub(crate) fn new(share: SequenceShare, lengths: impl IntoIterator<Item = usize>) -> TokensHere {
         TokensHere { share, lengths: lengths.into_iter().map(|length| length / share.ranks).collect() }
     }
@@ -115,7 +115,7 @@ impl TokensHere {
         (self.share != SequenceShare::WHOLE).then(|| self.lengths.iter().flat_map(of_length).collect())
     }
 
-    /// The positions in the form of tables of tokens: `(samples, tokens)` for each length. `None` if all tokens are
+    /// The positions in the shape of a table of tokens: `(samples, tokens)` for each length. `None` if all tokens are
     /// here.
     pub(crate) fn values(&self, samples: usize) -> Option<Vec<i32>> {
         let positions = self.positions()?;

@@ -146,7 +146,7 @@ impl Matrices {
         Ok(in_8_bits.map_or(Operand::Plain(rows), |in_8_bits| in_8_bits.beside(rows)))
     }
 
-    /// The inputs of experts, from the rows `rows`.
+    /// The inputs of experts, from `rows`.
     pub(super) fn input_of_rows(&self, cx: &mut StepContext<'_>, rows: Tensor) -> Result<Operand> {
         self.of_rows(cx, rows, self.param.fp8.as_ref().map(|fp8| fp8.input_as(cx)))
     }
@@ -169,7 +169,7 @@ impl Matrices {
         }
     }
 
-    /// The gradients of the outputs of experts, from the rows `rows`.
+    /// The gradients of the outputs of experts, from `rows`.
     pub(super) fn grad_of_rows(&self, cx: &mut StepContext<'_>, rows: Tensor) -> Result<Operand> {
         self.of_rows(cx, rows, self.param.fp8.as_ref().map(|fp8| fp8.grad_output_as()))
     }

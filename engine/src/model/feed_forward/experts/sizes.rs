@@ -32,7 +32,7 @@ pub struct Experts {
     pub bias_update_rate: Option<f64>,
     /// The loss that keeps the experts' loads equal, if there is one.
     pub balance: Option<BalanceLoss>,
-    /// The factor of the router's z-loss, which is the mean square of the logits' logsumexp, over all tokens of a step;
+    /// The multiplier of the router's z-loss: of the mean square of the logits' logsumexp, over all tokens of a step;
     /// f32 in kernels. 0: there is none.
     pub z_loss_multiplier: f64,
 }
