@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The first GPU and the precision that it is fast in, or the host.
+/// The first GPU and that GPU's fast precision, or the host.
 fn device() -> Result<(Device, Precision), device::Error> {
     let options = CudaOptions { ordinal: 0, deterministic: false, tf32: false, check: false };
     match Device::cuda(options) {

@@ -61,7 +61,7 @@ impl Summand {
     }
 }
 
-/// Sums gradients over ranks, and gathers the weights that each of them updated.
+/// Sums gradients over ranks, and gathers the weights that each rank updated.
 pub struct GradientSync {
     ranks: Rc<Ranks>,
     partial: Vec<PartialRange>,
@@ -107,12 +107,12 @@ impl GradientSync {
         self.chunks.first().map(|chunk| chunk.start)
     }
 
-    /// The layer that comes after `layer` in its chunk's forward.
+    /// The layer that comes after `layer` in the forward of the layer's chunk.
     pub fn after_in_chunk(&self, layer: usize) -> Option<usize> {
         self.chunks.iter().find(|chunk| chunk.contains(&layer) && chunk.contains(&(layer + 1))).map(|_| layer + 1)
     }
 
-    /// The layer that comes before `layer` in its chunk's forward.
+    /// The layer that comes before `layer` in the forward of the layer's chunk.
     pub fn before_in_chunk(&self, layer: usize) -> Option<usize> {
         let before = layer.checked_sub(1)?;
         self.after_in_chunk(before).map(|_| before)
@@ -160,7 +160,7 @@ impl GradientSync {
         gathered.flat_map(|weights| self.gathers(cx, weights, used)).collect()
     }
 
-    /// The operations that gather weights, or make them from codes. 8-bit ones are quantised once a step.
+    /// The operations that gather weights, or make weights from codes. 8-bit ones are quantised once a step.
     fn gathers(&self, cx: &StepContext<'_>, of: &PartedWeights, used: Use) -> Vec<Op> {
         let own = match &of.source {
             WeightSource::Parts(own) => own,
@@ -179,7 +179,7 @@ impl GradientSync {
         quantized.chain([gather.into()]).collect()
     }
 
-    /// The operations that make weights from codes, which are gathered if ranks divide them.
+    /// The operations that make weights from codes, after a gather if ranks divide the codes.
     fn values_of_codes(&self, of: &PartedWeights, CodesOfLayer { all, owned }: CodesOfLayer) -> Vec<Op> {
         let CodeMemory { form, codes, scales } = all;
         let parts = owned.into_iter().flat_map(|own| [(own.codes, codes), (own.scales, scales)]);

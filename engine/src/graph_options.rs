@@ -51,11 +51,13 @@ impl GraphModule {
 /// given, a part becomes a graph only if both choose it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphSelection {
-    /// Only these modules; empty for all. If all modules of a block are chosen, the block is one graph. Otherwise each
-    /// chosen module is a graph. [`GraphModule::ROUTER`] is the first half of [`GraphModule::EXPERTS`], so only one of the two
-    /// is chosen. [`GraphModule::ROW_ORDER`] adds to the first, and is no graph of its own.
+    /// The only modules that become graphs; empty for all. If all modules of a block are chosen, the block is one
+    /// graph. Otherwise each chosen module is a graph. [`GraphModule::ROUTER`] is the first half of
+    /// [`GraphModule::EXPERTS`], so only one of the two is chosen. [`GraphModule::ROW_ORDER`] adds to the first, and is
+    /// no graph of its own.
     pub modules: BTreeSet<GraphModule>,
-    /// Only these layers, counted over the whole model as in [`Region`](crate::regions::Region); empty for all.
+    /// The only layers that become graphs, counted over the whole model as in [`Region`](crate::regions::Region); empty
+    /// for all.
     pub layers: BTreeSet<usize>,
 }
 
@@ -83,9 +85,9 @@ pub struct GraphOptions {
     pub capture_optimizer: bool,
     /// Eager steps before the first capture; at least 1.
     pub warmup_steps: usize,
-    /// Overwrite buffers with poison after their last use.
+    /// Whether buffers are overwritten with poison after the last use.
     pub poison: bool,
-    /// Call the code of a step again before each step with graphs, and compare its list; see
+    /// Whether the code of a step is called again before each step with graphs, to compare the step's list; see
     /// [`CheckReplays::Always`]. If not, it is never called again: the list of a large model takes seconds.
     pub check_replays: bool,
 }
@@ -108,7 +110,7 @@ impl Default for GraphOptions {
 }
 
 impl GraphOptions {
-    /// The manager's options that follow from these settings.
+    /// The manager's options that follow from the settings of graphs.
     pub(crate) fn manager_options(&self) -> ManagerOptions {
         let whole = self.enable && self.scope == Scope::FullIteration;
         ManagerOptions {

@@ -56,7 +56,7 @@ pub enum Hook {
     /// submitted to its stream. No graph contains it. [`Stage::let_hooks_read`](crate::step::Stage::let_hooks_read)
     /// turns these calls off and on.
     Reads {
-        /// Why it cannot be part of a graph, as the report of graphs states it.
+        /// Why the hook cannot be part of a graph, as the report of graphs states the reason.
         reason: &'static str,
         /// The code.
         call: Rc<Reads>,
@@ -91,7 +91,8 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// Hooks at these places. Those of layers that another pipeline stage has do not run here. The head has no output.
+    /// Hooks at the given places of the model. Those of layers that another pipeline stage has do not run here. The
+    /// head has no output.
     pub fn new(hooks: impl IntoIterator<Item = (HookPlace, Hook)>) -> Hooks {
         Hooks { by_place: Rc::new(hooks.into_iter().collect()), paused: Rc::default() }
     }
@@ -118,12 +119,12 @@ impl Debug for Hooks {
     }
 }
 
-/// Runs the hook of a layer, if it has one.
+/// Runs the hook of a layer, if the layer has one.
 pub(crate) fn after_layer(cx: &mut StepContext<'_>, layer: usize, microbatch: usize, output: Hidden) -> Result<()> {
     run(cx, HookPlace { layer, module: None }, microbatch, output)
 }
 
-/// Runs the hook of a module, if it has one. A backward that computes the module again does not.
+/// Runs the hook of a module, if the module has one. A backward that computes the module again does not.
 pub(crate) fn after_module(cx: &mut StepContext<'_>, module: GraphModule, output: Hidden) -> Result<()> {
     match cx.current_region() {
         Some(Region::Forward { layer, microbatch }) => {

@@ -27,7 +27,7 @@ pub(crate) struct Inputs {
     control: Tensor,
     /// Training drops some values.
     drops: bool,
-    /// The column of the number of tokens that are no padding, if layers ask for it.
+    /// The column of the number of tokens that are no padding, if layers ask for that number.
     real: Option<usize>,
     /// See [`Model::further_tokens`].
     further_tokens: usize,
@@ -45,7 +45,7 @@ const WIDE_ROW: usize = 256;
 /// The samples of a step in memory.
 #[derive(Clone, Copy)]
 enum StepSamples {
-    /// As the data give them: `(microbatches, batch, width)`.
+    /// Rows as the data give the samples: `(microbatches, batch, width)`.
     Rows(Tensor),
     /// Inputs and targets of a regression, `(microbatches, batch, columns)` each: no value is part of both. Layers may
     /// read the values in place.
@@ -53,9 +53,8 @@ enum StepSamples {
 }
 
 impl Inputs {
-    /// Allocates memory for up to `microbatches` microbatches of so many samples, if the stage with these layers needs
-    /// them: the first stage takes the inputs, the last one the targets, and all take the positions of tokens in their
-    /// documents.
+    /// Allocates memory for up to `microbatches` microbatches of so many samples, if the stage needs samples: the first
+    /// stage takes the inputs, the last one the targets, and all take the positions of tokens in their documents.
     ///
     /// # Errors
     /// Out of memory.
@@ -139,9 +138,9 @@ impl Inputs {
         Ok(())
     }
 
-    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot or in place. The first
-    /// chunk of the model takes its inputs from the samples, the others from the stage before. The chunk with the head
-    /// takes the targets too. Every chunk takes the positions in documents.
+    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of the microbatch's slot or in place.
+    /// The first chunk of the model takes its inputs from the samples, the others from the stage before. The chunk with
+    /// the head takes the targets too. Every chunk takes the positions in documents.
     ///
     /// # Errors
     /// Errors of the device, or a failed transfer.
@@ -181,7 +180,7 @@ impl Inputs {
         })
     }
 
-    /// The shape of a microbatch's values in these columns, of which a step on shorter samples takes the first.
+    /// The shape of a microbatch's values in `columns`, of which a step on shorter samples takes the first.
     fn shape(&self, cx: &StepContext<'_>, columns: &Range<usize>) -> Shape {
         let BatchSizes { samples, tokens_per_sample } = BatchSizes::of(cx);
         let of_token = columns.len() / self.row.length();
@@ -193,7 +192,7 @@ impl Inputs {
         self.row.mismatched.filter(|_| cx.mode().mode == Mode::Mismatched).unwrap_or(0)
     }
 
-    /// A microbatch's samples as the data give them: `(batch, width)`. `None` if they are apart, or not on this stage.
+    /// A microbatch's samples as rows of the data: `(batch, width)`. `None` if they are apart, or not on this stage.
     fn rows(&self, microbatch: usize) -> Option<Tensor> {
         match self.samples {
             Some(StepSamples::Rows(samples)) => Some(samples.at(microbatch)),

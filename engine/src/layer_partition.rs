@@ -17,7 +17,7 @@ pub struct Recompute {
 }
 
 impl Recompute {
-    /// All blocks, one by one, with nothing but their input saved.
+    /// All blocks, recomputed one by one from saved inputs alone.
     pub const ALL: Recompute = Recompute { blocks: 1, keeps_attention: false, most: usize::MAX };
 }
 

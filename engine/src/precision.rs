@@ -37,7 +37,7 @@ impl Precision {
         }
     }
 
-    /// The type of a parameter's weights, as layers read them.
+    /// The type in which layers read a parameter's weights.
     pub fn weights(self, spec: &ParamSpec) -> DType {
         if spec.always_f32 { DType::F32 } else { self.activations() }
     }

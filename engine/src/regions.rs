@@ -10,7 +10,7 @@ use crate::hooks::HookPlace;
 pub enum Mode {
     /// Forward, backward, update.
     Train,
-    /// The same, to the same bits; it also counts the values that 8-bit copies lose.
+    /// As training, to the same bits; also counts the values that 8-bit copies lose.
     Measure,
     /// Forward only, without dropout.
     Evaluate,
@@ -30,18 +30,18 @@ impl Mode {
         matches!(self, Mode::Train | Mode::Measure)
     }
 
-    /// Whether layers add their adapters' outputs.
+    /// Whether layers add the adapters' outputs.
     pub(crate) fn adapts(self) -> bool {
         self != Mode::Reference
     }
 }
 
-/// A kind of step with its own list, plan and graphs: its purpose, and the length of its samples.
+/// A kind of step with a separate list, plan and graphs: its purpose, and the length of its samples.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StepKind {
     /// The purpose.
     pub mode: Mode,
-    /// Tokens of a sample, if it is one of the [shorter lengths](crate::step::StageOptions::shorter_lengths).
+    /// Tokens of a sample, for one of the [shorter lengths](crate::step::StageOptions::shorter_lengths).
     pub length: Option<usize>,
     /// The room for the rows of experts.
     pub room: Room,
@@ -95,10 +95,10 @@ pub enum Region {
     Iteration,
     /// Before the first microbatch: sets the loss sum, sparse gradients and counts of 8-bit copies to 0.
     Begin,
-    /// Copies the input of a microbatch's forward into its slot: the step's inputs, or activations that another stage
-    /// sent.
+    /// Copies the input of a microbatch's forward into the microbatch's slot: the step's inputs, or activations that
+    /// another stage sent.
     Inputs {
-        /// The layer that reads it.
+        /// The layer that reads the input.
         layer: usize,
         /// The microbatch.
         microbatch: usize,
@@ -106,11 +106,11 @@ pub enum Region {
     /// A chunk's layers in one direction, for one microbatch: all their regions of that phase. It exists only if chunks
     /// become graphs. Of a task it leaves out the copies from receive buffers and to send buffers.
     Chunk {
-        /// The phase of its layers. With a backward comes the forward of the head.
+        /// The phase of the chunk's layers. With a backward comes the forward of the head.
         phase: Phase,
-        /// The first of its layers.
+        /// The first of the chunk's layers.
         first: usize,
-        /// The last of its layers.
+        /// The last of the chunk's layers.
         last: usize,
         /// The microbatch.
         microbatch: usize,
@@ -136,13 +136,14 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// A block's module, within the forward, backward or weight gradients of its layer. It exists only if some modules
-    /// of a block become graphs and others do not; see [`GraphSelection`](crate::graph_options::GraphSelection). If graphs
-    /// have the first half of a module alone, that half is a module, and the other half the rest of the whole.
+    /// A block's module, within the forward, backward or weight gradients of the module's layer. It exists only if some
+    /// modules of a block become graphs and others do not; see
+    /// [`GraphSelection`](crate::graph_options::GraphSelection). If graphs have the first half of a module alone, that
+    /// half is a module, and the other half the rest of the whole.
     Module {
         /// The module.
         module: GraphModule,
-        /// The region of the layer that it is in.
+        /// The region of the layer that the module is in.
         phase: Phase,
         /// The layer.
         layer: usize,
@@ -151,7 +152,7 @@ pub enum Region {
     },
     /// A [`Hook`](crate::hooks::Hook).
     Hook {
-        /// The layer or module that it runs after.
+        /// The layer or module that the hook runs after.
         place: HookPlace,
         /// The microbatch.
         microbatch: usize,
@@ -235,7 +236,7 @@ impl Region {
         word.into()
     }
 
-    /// Whether it is a layer's backward or part of one.
+    /// Whether the region is a layer's backward or part of one.
     pub(crate) fn is_backward(self) -> bool {
         matches!(self, Region::Backward { .. } | Region::Module { phase: Phase::Backward, .. })
     }
@@ -249,7 +250,7 @@ impl Region {
         }
     }
 
-    /// The region of a module within this region of its layer; `None` if modules have no region in it.
+    /// The region of a module within this region of a layer; `None` if modules have no region there.
     pub(crate) fn of_module(self, module: GraphModule) -> Option<Region> {
         let (phase, layer, microbatch) = match self {
             Region::Forward { layer, microbatch } => (Phase::Forward, layer, microbatch),

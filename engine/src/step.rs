@@ -89,8 +89,8 @@ impl Stage {
         Ok((metrics, counts))
     }
 
-    /// [`Stage::train_step`] without reading its numbers back. Returns the number of losses that the step's loss is the
-    /// mean of.
+    /// [`Stage::train_step`] without a read of the step's numbers. Returns the number of losses that the step's loss is
+    /// the mean of.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
@@ -206,7 +206,7 @@ impl Stage {
         &mut self.graphs
     }
 
-    /// The device it runs on.
+    /// The device that the stage runs on.
     pub fn device(&self) -> &Device {
         self.compute.device()
     }
@@ -226,7 +226,7 @@ impl Stage {
         self.graphs.policy().hooks().let_read(read);
     }
 
-    /// Computes delayed scales from their history, after a history was loaded.
+    /// Computes delayed scales from the scales' history, after a history was loaded.
     ///
     /// # Errors
     /// Errors of the device.

@@ -10,7 +10,7 @@ use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
 use crate::hooks::Hooks;
 use crate::regions::{Region, StepKind};
 
-/// A step under way, as layers see it.
+/// A step under way, in the layers' view.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
 
 /// A description of a rank's steps. It follows from the rank's layers, groups and data; it is not a setting.
@@ -35,7 +35,7 @@ pub struct StepShape {
     pub divided_gradients: Range<usize>,
 }
 
-/// Selects the regions that become graphs, and tells the manager which regions differ only in their microbatch.
+/// Selects the regions that become graphs, and tells the manager which regions differ only in the microbatch.
 #[derive(Clone, Debug)]
 pub struct StepPolicy {
     /// What one graph contains; `None` with graphs off.
@@ -49,7 +49,7 @@ pub struct StepPolicy {
 /// The parts of a layer that become graphs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LayerGraphs {
-    /// All of it, as one.
+    /// The whole layer, as one graph.
     Whole,
     /// Some modules of a block.
     Modules,
@@ -105,7 +105,7 @@ impl StepPolicy {
         Ok(())
     }
 
-    /// What one graph is, in words, if it contains several layers.
+    /// The extent of one graph, in words, if the graph contains several layers.
     fn larger_graphs(&self) -> Option<&'static str> {
         match self.graphs? {
             Scope::PerLayer => None,
@@ -114,7 +114,7 @@ impl StepPolicy {
         }
     }
 
-    /// Fails on hooks that cannot be captured, if graphs cannot leave them out.
+    /// Fails on hooks that cannot be captured, if graphs cannot leave such hooks out.
     fn check_hooks(&self) -> graph_manager::Result<()> {
         if self.graphs.is_none() {
             return Ok(());
@@ -142,7 +142,7 @@ impl StepPolicy {
         self.graphs
     }
 
-    /// Whether the modules of this layer have regions of their own.
+    /// Whether the modules of this layer have separate regions.
     pub(crate) fn divides(&self, layer: usize) -> bool {
         self.layer_graphs(layer) == LayerGraphs::Modules
     }
@@ -174,12 +174,12 @@ impl StepPolicy {
         self.only.modules.contains(&module)
     }
 
-    /// Whether a module is among the chosen ones.
+    /// Whether a module is among the chosen modules.
     fn chooses(&self, module: GraphModule) -> bool {
         self.only.modules.is_empty() || self.names(module)
     }
 
-    /// Whether a module is among the chosen ones, or a part of it is.
+    /// Whether a module is among the chosen modules, or a part of the module is.
     fn chooses_some(&self, module: GraphModule) -> bool {
         self.chooses(module) || self.only.modules.iter().any(|chosen| chosen.whole() == module)
     }

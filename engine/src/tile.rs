@@ -26,7 +26,7 @@ impl Tile {
         (0..rows).step_by(size).map(|first| Tile { first, rows: size.min(rows - first), tokens }).collect()
     }
 
-    /// Whether it has the first rows.
+    /// Whether the tile has the first rows.
     pub(crate) fn is_first(self) -> bool {
         self.first == 0
     }

@@ -1,7 +1,7 @@
-//! A step that makes no update when its gradient is not finite, as with a loss scale that was too large. The device
-//! decides: the host does not look at the gradient, and the graph stays the same. There are two ways, and both leave the
-//! same bits. With `when` the update is the body of a conditional node, and does not run. With `Select` it runs into a
-//! tensor of its own. Then the weights become that tensor, or stay.
+//! A step that makes no update when the gradient is not finite, as with a loss scale that was too large. The device
+//! decides: the host does not look at the gradient, and the graph stays the same. There are two ways, and both leave
+//! the same bits. With `when` the update is the body of a conditional node, and does not run. With `Select` it runs
+//! into a tensor of its own. Then the weights become that tensor, or stay.
 //!
 //!     cargo run --release -p graph-manager --example skipped_update            # a small network on the host
 //!     cargo run --release -p graph-manager --example skipped_update -- cuda    # the whole one on a GPU, with times
@@ -27,7 +27,7 @@ enum Skip {
     Select,
 }
 
-/// The network with a training step of its own: `weight += gradient`. The gradient has the factor `-learning rate`.
+/// The network with a special training step: `weight += gradient`. The gradient has the factor `-learning rate`.
 struct Training {
     mlp: Mlp,
     /// From the network's input.

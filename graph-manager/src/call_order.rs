@@ -50,7 +50,7 @@ pub struct CallOrder {
     pub(crate) microbatches: usize,
 }
 
-/// The calls of a step while they are made: see [`CallOrder::recorded`]. The n-th forward of a layer is that of
+/// The calls of a step so far: see [`CallOrder::recorded`]. The n-th forward of a layer is that of
 /// microbatch n. Backwards, and weight gradients, follow in the same order of microbatches. Layers are counted from 0.
 #[derive(Default)]
 pub struct Calls {
@@ -62,17 +62,17 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// The forward of a layer for its next microbatch.
+    /// The forward of a layer for the layer's next microbatch.
     pub fn forward(&mut self, layer: usize) {
         self.add(Phase::Forward, layer);
     }
 
-    /// The backward of a layer for its next microbatch.
+    /// The backward of a layer for the layer's next microbatch.
     pub fn backward(&mut self, layer: usize) {
         self.add(Phase::Backward, layer);
     }
 
-    /// The weight gradients that the backward of a layer has deferred, for its next microbatch.
+    /// The weight gradients that the backward of a layer has deferred, for the layer's next microbatch.
     pub fn weight_gradients(&mut self, layer: usize) {
         self.add(Phase::WeightGradients, layer);
     }
@@ -144,8 +144,7 @@ impl CallOrder {
         self.calls.iter().map(|call| call.layer + 1).max().unwrap_or(0)
     }
 
-    /// The order in which `step` makes its calls: write the loops of a step, with `calls` in place of the graphed
-    /// layers.
+    /// The order in which `step` makes calls: write the loops of a step, with `calls` in place of the graphed layers.
     ///
     /// ```
     /// # use graph_manager::CallOrder;

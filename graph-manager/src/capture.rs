@@ -86,8 +86,8 @@ struct Planned {
 }
 
 impl Planned {
-    /// An input with these tensors in place of its own. The code gets copies, so its list is the same wherever later inputs
-    /// lie.
+    /// An input with the recorded tensors in place of the caller's. The code gets copies, so its list is the same
+    /// wherever later inputs lie.
     fn in_place_of<I: TensorTree>(&self, input: &I) -> Result<I> {
         let mut recorded = self.tensors.iter().copied();
         input.map(&mut |_, tensor| Ok(recorded.next().unwrap_or(tensor)))
@@ -175,7 +175,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         Ok(RunOutput { output, capture: PhantomData })
     }
 
-    /// Inside another region only a graph can run, and inputs of these shapes have none.
+    /// The error for inputs without a graph, inside another region, where only a graph can run.
     fn no_graph_yet(&self, given: &[Input]) -> Error {
         let settled = self.shapes.iter().filter(|(shape, _)| self.manager.is_settled(**shape, 1));
         let graphs: Vec<&str> = settled.map(|(_, planned)| &*planned.words).collect();
@@ -186,7 +186,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         Error::usage(problem, "run it before, once more than it has warm-up runs, on inputs of this shape")
     }
 
-    /// Does the work, and copies its result to `output`. Later runs do not overwrite `output`.
+    /// Does the work, and copies the result to `output`. Later runs do not overwrite `output`.
     ///
     /// # Errors
     /// As [`Capture::run`]; shapes or numbers of tensors that do not fit.
@@ -211,8 +211,8 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         copies.into_iter().try_for_each(|copy| Ok(compute.submit(copy)?))
     }
 
-    /// Does the work with the graph for such inputs and, from the same state, by submitting its operations, and compares the
-    /// results: what the code returns, and all memory of the caller's that it writes. Afterwards the state is as before.
+    /// Compares the work's graph for such inputs with the same operations, submitted from the same state: what the code
+    /// returns, and all memory of the caller's that it writes. Afterwards the state is as before.
     ///
     /// # Errors
     /// As [`CudaGraphManager::verify`].
@@ -227,7 +227,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         self.manager.verify_from(signature, 1, how, step, &input)
     }
 
-    /// When the code is called again, without its work, and compared with the graph. Without this call, once. A run fails
+    /// When the code is called again, without work, and compared with the graph. Without this call, once. A run fails
     /// with [`Error::Frozen`] if the code would now do something else. Runs inside another region are not compared.
     pub fn check_replays(&mut self, when: CheckReplays) {
         self.manager.options.check_replays = when;
@@ -255,7 +255,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         self.manager.dots()
     }
 
-    /// Forgets all graphs and gives their memory back. The next run begins anew.
+    /// Forgets all graphs and gives the graphs' memory back. The next run begins anew.
     ///
     /// # Errors
     /// As [`CudaGraphManager::reset`].

@@ -27,7 +27,7 @@ pub enum Error {
         /// The remedy.
         fix: &'static str,
     },
-    /// The code of a step would now do something else than its list.
+    /// The code of a step would now do something else than the recorded list.
     #[error(
         "{region}: {problem}. Rule: a step repeats the list that its code made once. Fix: keep what changes in device \
          memory, such as a control block or a static buffer, or do it in a host call (StepContext::host_call)"
@@ -38,7 +38,7 @@ pub enum Error {
         /// The operation and the difference.
         problem: String,
     },
-    /// Graphed layers were called in another order than they were captured in.
+    /// Graphed layers were called in another order than the order of the capture.
     #[error(
         "call {position} of a step was the {made}, and the order has the {due} there. Rule: graphed layers share memory in \
          the order of their capture, so they are called in this order; calls are counted from 0 in each step. Fix: call the \
@@ -53,7 +53,8 @@ pub enum Error {
         /// The call that is due.
         due: Call,
     },
-    /// A captured region works on a stream that its graph does not include: a replay would leave this work out.
+    /// A captured region works on a stream that the region's graph does not include: a replay would leave this work
+    /// out.
     #[error(
         "{region}: `{operation}` was submitted to stream `{stream}`, and a replay would leave it out. Rule: a captured \
          region works on its own stream and on streams that it forks. Fix: use StepContext::fork, or record an event on the \
@@ -65,7 +66,7 @@ pub enum Error {
         region: String,
         /// The operation that was submitted.
         operation: &'static str,
-        /// The stream that it was submitted to.
+        /// The stream that the operation was submitted to.
         stream: String,
     },
     /// The planned memory is not there.
@@ -89,7 +90,7 @@ pub enum Error {
         /// Bytes of the whole plan with the other pool.
         with_other: usize,
     },
-    /// The manager was used in a way its settings do not allow.
+    /// The manager was used in a way that the manager's settings do not allow.
     #[error("{problem}. Fix: {fix}")]
     Usage {
         /// The mistake.

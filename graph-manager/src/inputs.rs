@@ -5,9 +5,9 @@ use device::{DType, Shape, Tensor};
 use crate::error::Result;
 use crate::tensor_tree::TensorTree;
 
-/// An input as an error names it.
+/// An input in the words of errors.
 pub(crate) struct Input {
-    /// The input's name in its struct.
+    /// The input's name in the struct of inputs.
     pub(crate) name: &'static str,
     pub(crate) tensor: Tensor,
 }
@@ -27,7 +27,8 @@ pub(crate) fn in_words((shape, dtype): (Shape, DType)) -> String {
     format!("{shape:?} {dtype}")
 }
 
-/// The first difference between inputs and those of the capture, in words. `noun` names an input, such as `input`.
+/// The first difference between the inputs of a call and the inputs of the capture, in words. `noun` names an input,
+/// such as `input`.
 pub(crate) fn difference(noun: &str, now: &[Input], captured: &[(Shape, DType)]) -> Option<String> {
     if now.len() != captured.len() {
         return Some(format!("the number of its {noun}s is {}, and was {} at the capture", now.len(), captured.len()));

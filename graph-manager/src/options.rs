@@ -9,11 +9,11 @@ use device::CaptureMode;
 pub enum Mempool {
     /// One plan over the whole step: least memory, a graph per microbatch, anew for each number of microbatches.
     Single,
-    /// The tensors that a microbatch saves lie in its slot: a graph per slot, any number of microbatches.
+    /// A slot for the tensors that a microbatch saves: a graph per slot, any number of microbatches.
     PerMicrobatch,
 }
 
-/// When the code of a step is called again, without its work, and its list compared with the recorded one. This finds
+/// When the code of a step is called again, without work, and the list compared with the recorded one. This finds
 /// inputs, host values and branches that have changed since: a list cannot follow such a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckReplays {
@@ -38,11 +38,11 @@ pub struct ManagerOptions {
     pub share_io_buffers: bool,
     /// Eager steps before the first capture; at least 1.
     pub warmup_steps: usize,
-    /// Overwrite buffers with poison after their last use, so that a stray read shows in the numbers.
+    /// Whether buffers are overwritten with poison after the last use, so that a stray read shows in the numbers.
     pub poison: bool,
-    /// When the code of a step is called again, to compare its list with the recorded one.
+    /// When the code of a step is called again, to compare the list with the recorded one.
     pub check_replays: CheckReplays,
-    /// The largest number of plans that are kept with their graphs, by default 64. There is one plan per mode, and with
+    /// The largest number of plans that are kept with graphs, by default 64. There is one plan per mode, and with
     /// [`Mempool::Single`] one per mode and number of microbatches. If one more comes, the one that has not run for the
     /// longest time is forgotten.
     pub plan_limit: NonZeroUsize,
@@ -67,7 +67,7 @@ impl Default for ManagerOptions {
 }
 
 impl ManagerOptions {
-    /// For graphs that copy their inputs, with one plan over the whole step.
+    /// For graphs that copy inputs, with one plan over the whole step.
     pub(crate) fn for_one_plan(warmup_steps: usize) -> ManagerOptions {
         let (mempool, share_io_buffers) = (Mempool::Single, false);
         ManagerOptions { mempool, share_io_buffers, warmup_steps, ..ManagerOptions::default() }

@@ -37,7 +37,7 @@ impl SideStream {
 }
 
 impl SideStream {
-    /// Makes its later work wait for all earlier work on `compute`.
+    /// Makes the side stream's later work wait for all earlier work on `compute`.
     pub(crate) fn begin_after(&self, compute: &Stream) -> Result<()> {
         compute.record(&self.forked)?;
         self.stream.wait(&self.forked)
@@ -71,7 +71,7 @@ impl Fork {
     /// ends. Memory of the plan that they use stays theirs until then.
     pub fn leave(self) {}
 
-    /// Makes `compute` wait for these operations and for all work submitted to their stream since.
+    /// Makes `compute` wait for the fork's operations and for all work submitted to the fork's stream since.
     pub(crate) fn join(self, compute: &Stream) -> Result<()> {
         let Some(side) = self.side else { return Ok(()) };
         side.stream.record(&side.joined)?;

@@ -11,13 +11,14 @@ thread_local! {
     static NOTED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
 }
 
-/// Notes a number that the structure of a tree depends on, if somebody asks for it.
+/// Notes a number that the structure of a tensor tree depends on, if somebody asks for the structure.
 fn note(number: usize) {
     NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push(number)));
 }
 
-/// The structure of a tree, as far as its type leaves it open: in order, the length of each list, and for each optional part
-/// whether it is there. Trees of other code are looked through too, since they map their parts.
+/// The structure of a tensor tree, as far as the tree's type leaves the structure open: in order, the length of each
+/// list, and for each optional part whether it is there. Trees of other code are looked through too, since they map
+/// their parts.
 pub(crate) fn structure(tree: &impl TensorTree) -> Result<Vec<usize>> {
     NOTED.set(Some(Vec::new()));
     let mapped = tree.map(&mut |_, tensor| Ok(tensor));

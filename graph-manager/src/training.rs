@@ -10,18 +10,18 @@ use crate::policy::{Instance, Policy};
 pub enum TrainingRegion {
     /// The forward, the backward or the weight gradients of a layer, for a microbatch.
     Layer {
-        /// The layer, its phase and the microbatch.
+        /// The call: layer, phase and microbatch.
         call: Call,
-        /// The chunk of layers that it belongs to; see [`Instance::chunk`].
+        /// The chunk of layers that the layer belongs to; see [`Instance::chunk`].
         chunk: usize,
     },
-    /// Other work for a microbatch, such as its inputs or its loss.
+    /// Other work for a microbatch, such as the microbatch's inputs or loss.
     Microbatch {
         /// The region's name.
         name: &'static str,
         /// The microbatch, counted from 0.
         microbatch: usize,
-        /// The chunk of layers that it belongs to; see [`Instance::chunk`].
+        /// The chunk of layers that the work belongs to; see [`Instance::chunk`].
         chunk: usize,
     },
     /// Work that a step does once, such as the update, or a whole step.
@@ -60,7 +60,7 @@ impl TrainingRegion {
         }
     }
 
-    /// The microbatch and the chunk that it belongs to.
+    /// The microbatch and the chunk that the region belongs to.
     fn place(self) -> Option<(usize, usize)> {
         match self {
             TrainingRegion::Layer { call, chunk } => Some((call.microbatch, chunk)),

@@ -3,7 +3,7 @@
 
 use device::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
-/// The values of a tensor of a floating type, widened to f32, or those of bytes.
+/// The values of a tensor of a floating type, widened to f32, or the values of bytes.
 pub(crate) fn read(tensor: &Tensor) -> Vec<f32> {
     match tensor.dtype {
         DType::Bf16 => read_as::<bf16>(tensor),

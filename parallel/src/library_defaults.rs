@@ -3,7 +3,7 @@
 
 use crate::mpi::mpi_version;
 
-/// Set unless the user has set them.
+/// The variables of NCCL and MPI that are set unless the user has set some value.
 ///
 /// - `NCCL_GRAPH_REGISTER`: registering user buffers of graphs keeps state per captured address, and has cost users memory
 ///   and hangs at teardown.

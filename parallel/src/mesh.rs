@@ -15,7 +15,7 @@ pub struct MeshSizes {
     pub ranks: usize,
     /// Ranks that share each layer.
     pub tensor: usize,
-    /// Of the ranks that share each layer, those that store the same key heads.
+    /// The number of ranks that store the same key heads, among the ranks that share each layer.
     pub key_head_copies: usize,
     /// Ranks with other tokens of the same samples.
     pub context: usize,
@@ -50,7 +50,7 @@ impl MeshSizes {
 pub enum Axis {
     /// Ranks that share each layer.
     Tensor,
-    /// Of these, the ranks that store the same key heads: there are more ranks than key heads.
+    /// The ranks of [`Axis::Tensor`] that store the same key heads: there are more ranks than key heads.
     KeyHeadCopies,
     /// Ranks with other tokens of the same samples.
     Context,
@@ -66,9 +66,9 @@ pub enum Axis {
     Pipeline,
     /// Ranks with the same weights and other tokens: those of context and data together.
     Tokens,
-    /// Of these, the ranks that divide what ranks with other tokens divide.
+    /// The ranks of [`Axis::Tokens`] that divide what ranks with other tokens divide.
     Shards,
-    /// Of the ranks with the same experts and other tokens, those that divide what ranks with other tokens divide.
+    /// The ranks of [`Axis::ExpertData`] that divide what ranks with other tokens divide.
     ExpertShards,
     /// Ranks with copies of the same part of what ranks with other tokens divide.
     Copies,
@@ -161,7 +161,7 @@ impl Sub for Axes {
     }
 }
 
-/// A rank's place among the ranks of a group, in their order.
+/// A rank's place among the ranks of a group, in the group's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The rank's index, from 0.
@@ -174,7 +174,7 @@ impl Place {
     /// The only rank.
     pub const ALONE: Place = Place { index: 0, count: 1 };
 
-    /// Whether the rank is the first of its group.
+    /// Whether the rank is the group's first.
     pub fn is_first(self) -> bool {
         self.index == 0
     }
@@ -206,7 +206,7 @@ pub enum NoMesh {
     },
     /// Two cuts of a rank's number cross: neither divides the other.
     Cuts {
-        /// The smaller cut, in words, and its size.
+        /// The smaller cut, in words, and the cut's size.
         smaller: (&'static str, usize),
         /// The larger one.
         larger: (&'static str, usize),
@@ -257,7 +257,7 @@ impl Mesh {
         self.sizes.ranks
     }
 
-    /// The sizes that it was made of.
+    /// The sizes that the mesh was made of.
     pub fn sizes(&self) -> MeshSizes {
         self.sizes
     }
@@ -289,7 +289,7 @@ impl Mesh {
         Axes((0..DIGITS).filter(|&digit| self.digits[digit] > 1).fold(0, |set, digit| set | 1 << digit))
     }
 
-    /// The axis with these digits; `None` if no named axis has just these.
+    /// The axis with the digits of a set; `None` if no named axis has just that set.
     pub fn axis_of(&self, axes: Axes) -> Option<Axis> {
         Axis::ALL.into_iter().find(|&axis| self.axes(axis) == axes)
     }
@@ -305,7 +305,7 @@ impl Mesh {
         self.axes(Axis::Tokens) | self.axes(Axis::ExpertData)
     }
 
-    /// Of these, the ranks that may divide what each of them would have whole.
+    /// The ranks with other tokens that may divide what each rank would have whole.
     pub fn that_divide(&self) -> Axes {
         self.with_other_tokens() - self.axes(Axis::Copies)
     }
@@ -320,7 +320,7 @@ impl Mesh {
         self.within(axes).map(|digit| self.digits[digit]).product()
     }
 
-    /// The place of a rank in its group: its digits of the set, those of near neighbours counting least.
+    /// The place of a rank in the group of a set: its digits of the set, those of near neighbours counting least.
     pub fn place(&self, rank: usize, axes: Axes) -> Place {
         self.within(axes).fold(Place::ALONE, |Place { index, count }, digit| {
             let value = rank / self.stride(digit) % self.digits[digit];
@@ -333,8 +333,8 @@ impl Mesh {
         self.place(rank, self.axes(axis)).index
     }
 
-    /// The ranks that differ from `rank` in these digits alone, `rank` included, in ascending order. A rank's index there
-    /// is that of its [`Mesh::place`].
+    /// The ranks that differ from `rank` in the digits of a set alone, `rank` included, in ascending order. A rank's
+    /// index there is that of its [`Mesh::place`].
     pub fn members(&self, rank: usize, axes: Axes) -> Vec<usize> {
         let digits = || self.within(axes).map(|digit| (self.stride(digit), self.digits[digit]));
         let first = digits().fold(rank, |first, (stride, size)| first - rank / stride % size * stride);

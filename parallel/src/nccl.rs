@@ -83,11 +83,11 @@ pub(crate) struct NcclCommunicator {
     library: &'static NcclLibrary,
     version: NcclVersion,
     handle: sys::ncclComm_t,
-    /// The same handle for other threads, until it is destroyed.
+    /// The communicator's handle for other threads, until the handle is destroyed.
     alive: Arc<Mutex<Option<Handle>>>,
     rank: usize,
     members: Vec<usize>,
-    /// Makes the transfers that it can, in place of NCCL.
+    /// The link to other GPUs' memory, which makes the transfers that suit a link, in place of NCCL.
     peers: Option<Rc<PeerLink>>,
 }
 
@@ -98,7 +98,7 @@ struct Handle(sys::ncclComm_t);
 unsafe impl Send for Handle {}
 
 impl NcclCommunicator {
-    /// The same, with a link that makes the transfers that it can, in place of NCCL.
+    /// The same communicator, with a link to other GPUs' memory that makes some transfers in place of NCCL.
     pub(crate) fn over(self, link: Option<PeerLink>) -> NcclCommunicator {
         let mut linked = self;
         linked.peers = link.map(Rc::new);

@@ -10,10 +10,10 @@ use cudarc::nccl::sys::{
 };
 use libloading::Library;
 
-/// The files, as packages name them, and as a link of a developer's package does.
+/// NCCL's files, as packages name the library, and as a link of a developer's package does.
 const FILES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// NCCL's functions, in the words of its guide.
+/// NCCL's functions, in the words of NCCL's guide.
 pub(crate) struct NcclLibrary {
     pub(crate) version: unsafe extern "C" fn(*mut c_int) -> Code,
     pub(crate) unique_id: unsafe extern "C" fn(*mut Id) -> Code,

@@ -1,11 +1,11 @@
-//! The version of the NCCL library, and what it can do.
+//! The version of the NCCL library, and what that version can do.
 
 use std::fmt;
 
 use device::ops::CollectiveKind;
 use device::{Error, Result};
 
-/// A version of NCCL, as the library gives it: `22809` for 2.28.9, and `2803` for 2.8.3, which is older than 2.9.
+/// A version of NCCL, in the library's number: `22809` for 2.28.9, and `2803` for 2.8.3, which is older than 2.9.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NcclVersion(pub i32);
 
@@ -13,12 +13,12 @@ impl NcclVersion {
     /// The oldest version whose transfers CUDA graphs can hold, by NVIDIA's guide.
     pub const OLDEST_IN_GRAPHS: NcclVersion = NcclVersion(20900);
 
-    /// Whether CUDA graphs can hold its transfers.
+    /// Whether CUDA graphs can hold NCCL's transfers.
     pub fn works_in_graphs(self) -> bool {
         self >= NcclVersion::OLDEST_IN_GRAPHS
     }
 
-    /// Fails if its transfers cannot be part of graphs, and one is to be captured.
+    /// Fails if NCCL's transfers cannot be part of graphs, and one is to be captured.
     pub(crate) fn refuse_capture(self, kind: CollectiveKind, communicator: &str) -> Result<()> {
         if self.works_in_graphs() {
             return Ok(());

@@ -13,9 +13,9 @@ const WHY_BYTES: usize = 400;
 
 /// A group's memory, connected. All ranks of the group make and drop it together.
 pub(crate) struct PeerLink {
-    /// `None` while it is dropped.
+    /// The peers' memory; `None` while the link is dropped.
     peers: Option<Peers>,
-    /// Freed after all ranks have unmapped it.
+    /// The rank's own window, freed after all ranks have unmapped the window.
     _window: Rc<PeerWindow>,
     group: MpiGroup,
 }
@@ -25,7 +25,7 @@ pub(crate) struct PeerLink {
 pub(crate) enum NoLink {
     /// Unsupported topology: a link cannot join ranks that are placed so.
     Placement(&'static str),
-    /// The GPUs do not reach each other, or the system does not let them.
+    /// The GPUs do not reach each other, or the system forbids the access.
     Refused(String),
 }
 
@@ -59,8 +59,8 @@ impl PeerLink {
         self.peers.as_ref()
     }
 
-    /// Lets the group's other GPUs write rows into the area, or says why they cannot: on all ranks, or on none. All ranks of the
-    /// group call it together.
+    /// Lets the group's other GPUs write rows into the area, or says why the GPUs cannot: on all ranks, or on none. All
+    /// ranks of the group call it together.
     ///
     /// # Errors
     /// The reason that this rank knows.
@@ -103,7 +103,7 @@ impl Drop for PeerLink {
     }
 }
 
-/// Fails if the group's ranks are not all in this node, or if two of them have the same GPU.
+/// Fails if the group's ranks are not all in this node, or if two ranks have the same GPU.
 fn on_one_node(group: &MpiGroup, gpu: &GpuProperties) -> Result<(), NoLink> {
     let on_node = group.node_size();
     let mut own = [0; 64];

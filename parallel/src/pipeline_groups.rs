@@ -6,13 +6,13 @@ use device::{Communicator, Result};
 
 use crate::{Axis, Connect, Mesh, Placement};
 
-/// The communicators of a rank with the stages before and after its own.
+/// The communicators of a rank with the stages before and after the rank's own.
 ///
 /// Each edge of the placement has two communicators of two ranks, one per direction, with the sender as rank 0. So the
 /// transfers of an edge and direction are in order, and a send that waits for its receiver holds up nothing else.
 #[derive(Clone, Debug, Default)]
 pub struct PipelineGroups {
-    /// The first and the last stage, on these two, if they share a parameter.
+    /// The communicator of the first and the last stage, if the two share a parameter.
     pub ends: Option<Rc<dyn Communicator>>,
     /// Activations from the previous virtual stage.
     pub forward_in: Option<Rc<dyn Communicator>>,

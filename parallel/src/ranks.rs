@@ -22,7 +22,7 @@ pub enum Purpose {
     Keys,
     /// The same of a microbatch that runs beside another one.
     KeysAside,
-    /// The rows that go to the ranks of their experts and back, beside sums over the same ranks.
+    /// The rows that go to the ranks of experts and back, beside sums over the same ranks.
     Rows,
     /// The same of a microbatch that runs beside another one.
     RowsAside,
@@ -56,12 +56,12 @@ impl Connections {
         }
     }
 
-    /// The number of communicators of a rank; with several stages those of a stage in the middle.
+    /// The number of communicators of a rank; with several stages the number of a stage in the middle.
     pub fn communicators(&self) -> usize {
         self.groups.len() + if self.mesh.size(Axis::Pipeline) > 1 { 4 } else { 0 }
     }
 
-    /// Also connects the ranks of `axis` for a purpose, if there are several and they are not connected for it.
+    /// Also connects the ranks of `axis` for a purpose, if there are several and no communicator for that.
     pub fn with(mut self, axis: Axis, purpose: Purpose) -> Connections {
         let group = (self.mesh.axes(axis), purpose);
         if !group.0.is_empty() && !self.groups.contains(&group) {
@@ -80,8 +80,8 @@ pub struct Ranks {
     pipeline: Option<PipelineGroups>,
 }
 
-/// Whether the communicator of that name transfers through memory that its GPUs reach, if they do: those of ranks that share
-/// layers, and those of rows of experts.
+/// Whether the communicator of that name transfers through the memory of GPUs, where GPUs reach each other's memory:
+/// those of ranks that share layers, and those of rows of experts.
 pub fn suits_peer_memory(name: &str) -> bool {
     matches!(*name.split(", ").collect::<Vec<_>>(), ["tensor"] | [_, "aside" | "rows"] | [_, "rows", "aside"])
 }

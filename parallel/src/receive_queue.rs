@@ -1,4 +1,4 @@
-//! When a stage begins its receives.
+//! The times at which a stage begins receives.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub struct ReceiveQueue {
     buffers: usize,
     /// How many tasks ahead a receive may begin.
     ahead: usize,
-    /// The number of receives that have begun, and the number of those with values taken.
+    /// The number of receives that have begun, and the number of receives with values taken.
     begun: usize,
     taken: usize,
 }
@@ -38,7 +38,7 @@ impl ReceiveQueue {
         first..self.begun
     }
 
-    /// Takes the values of the next receive, and returns its number. Its buffer is free afterwards.
+    /// Takes the values of the next receive, and returns the receive's number. Its buffer is free afterwards.
     pub fn take(&mut self) -> usize {
         self.taken += 1;
         self.taken - 1

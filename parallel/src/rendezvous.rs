@@ -24,7 +24,7 @@ pub(crate) struct Contribution {
     pub(crate) values: Vec<f32>,
 }
 
-/// A transfer until all participants have taken its result.
+/// A transfer until all participants have taken the result.
 struct Transfer {
     /// World ranks.
     participants: Vec<usize>,
@@ -45,7 +45,7 @@ impl Transfer {
 enum RankState {
     /// Computing, or not started.
     Busy,
-    /// Waiting for a transfer, with its description.
+    /// Waiting for a transfer, with the transfer's description.
     Waiting(TransferKey, String),
     /// Ended.
     Ended,
@@ -109,7 +109,7 @@ impl Rendezvous {
         self.changed.notify_all();
     }
 
-    /// Waits until all participants have arrived, and passes their contributions to `work`. `what` describes the
+    /// Waits until all participants have arrived, and passes all contributions to `work`. `what` describes the
     /// transfer. Returns the result of `work`, or the reason why some participants will never arrive.
     pub(crate) fn take(
         &self,

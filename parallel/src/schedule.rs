@@ -14,7 +14,7 @@ pub struct Schedule {
     overlaps: bool,
 }
 
-/// The order in which a stage runs its tasks.
+/// The order in which a stage runs tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     OneFOneB,
@@ -80,7 +80,7 @@ impl Schedule {
         self.placement
     }
 
-    /// Whether weight gradients are tasks of their own ([`Task::Weights`]).
+    /// Whether weight gradients are separate tasks ([`Task::Weights`]).
     pub fn splits_backward(self) -> bool {
         self.order == Order::ZeroBubble
     }

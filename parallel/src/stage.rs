@@ -98,7 +98,7 @@ impl PipelineStage {
         }
     }
 
-    /// The receives of one direction in a step of these tasks.
+    /// The receives of one direction in a step with `tasks`.
     pub fn receive_queue(self, direction: Direction, tasks: &[Task]) -> ReceiveQueue {
         let receives = |(_, task): &(usize, &Task)| task.direction() == Some(direction) && self.receives(**task);
         let receivers = tasks.iter().enumerate().filter(receives).map(|(at, _)| at).collect();

@@ -14,36 +14,36 @@ pub enum Direction {
 pub enum Task {
     /// The forward pass of a microbatch through a chunk. In training the head, with the loss, belongs to the backward.
     Forward {
-        /// The chunk, by its number on the stage.
+        /// The chunk's number on the stage.
         chunk: usize,
-        /// The microbatch, by its number in the step.
+        /// The microbatch's number in the step.
         microbatch: usize,
     },
     /// The backward pass of a microbatch through a chunk. If backward passes are split, only the gradients of
     /// activations: the previous stage waits for them.
     Backward {
-        /// The chunk, by its number on the stage.
+        /// The chunk's number on the stage.
         chunk: usize,
-        /// The microbatch, by its number in the step.
+        /// The microbatch's number in the step.
         microbatch: usize,
     },
     /// If backward passes are split, the weight gradients: no other stage waits for them.
     Weights {
-        /// The chunk, by its number on the stage.
+        /// The chunk's number on the stage.
         chunk: usize,
-        /// The microbatch, by its number in the step.
+        /// The microbatch's number in the step.
         microbatch: usize,
     },
 }
 
 impl Task {
-    /// The chunk, by its number on the stage.
+    /// The chunk's number on the stage.
     pub fn chunk(self) -> usize {
         let (Task::Forward { chunk, .. } | Task::Backward { chunk, .. } | Task::Weights { chunk, .. }) = self;
         chunk
     }
 
-    /// The microbatch, by its number in the step.
+    /// The microbatch's number in the step.
     pub fn microbatch(self) -> usize {
         let (Task::Forward { microbatch, .. } | Task::Backward { microbatch, .. } | Task::Weights { microbatch, .. }) =
             self;

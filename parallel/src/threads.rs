@@ -20,7 +20,7 @@ use crate::rendezvous::{Contribution, Rendezvous, TransferKey};
 /// A world of ranks that are threads of this process.
 pub struct ThreadWorld;
 
-/// One rank of a [`ThreadWorld`], to be moved to its thread.
+/// One rank of a [`ThreadWorld`], to be moved to the rank's thread.
 pub struct ThreadRank {
     member: Arc<Member>,
     size: usize,
@@ -59,7 +59,7 @@ impl ThreadRank {
         self.member.rank
     }
 
-    /// The same rank, whose communicators exchange rows from place to place, as those of GPUs that reach each other's
+    /// The same rank with communicators that exchange rows from place to place, as GPUs do that reach each other's
     /// memory. All ranks are alike.
     #[must_use]
     pub fn moving_rows(self) -> ThreadRank {
@@ -125,7 +125,7 @@ impl std::fmt::Debug for ThreadCommunicator {
     }
 }
 
-/// Increments a counter and returns its previous value.
+/// Increments a counter and returns the previous value.
 fn next(counter: &Cell<u64>) -> u64 {
     counter.replace(counter.get() + 1)
 }

@@ -16,7 +16,7 @@ choice! {
         Input = "input",
         /// A layer's weight.
         Weight = "weight",
-        /// The gradient of its output.
+        /// The gradient of the layer's output.
         GradOutput = "grad_output",
     }
 }
@@ -31,7 +31,7 @@ const BYTES: usize = size_of::<QuantizeCounts>();
 pub struct CountCell(Tensor);
 
 impl CountCell {
-    /// In a step that measures, counts the values of `source` that `copy` lost, and adds them.
+    /// In a step that measures, counts the values of `source` that `copy` lost, and adds the counts here.
     ///
     /// # Errors
     /// Errors of the device.
@@ -71,7 +71,7 @@ pub struct CountCells {
 pub(crate) struct Fp8Counts {
     /// u8, [`QuantizeCounts`] of input, weight and output gradient of each weight.
     pub(crate) all: Tensor,
-    /// The same memory as f32, to set it to 0.
+    /// The memory of `all` as f32, to set all counts to 0.
     zeroed: Tensor,
 }
 
@@ -108,7 +108,7 @@ impl Fp8Counts {
         cx.run(Fill { output: self.zeroed, value: 0.0 })
     }
 
-    /// Begins to read them back, after all work submitted to `stream` so far. `names` are those of the weights.
+    /// Begins to read the counts back, after all work submitted to `stream` so far. `names` are those of the weights.
     ///
     /// # Errors
     /// Errors of the device.
@@ -117,7 +117,7 @@ impl Fp8Counts {
     }
 }
 
-/// Counts of a step that measured, on their way to the host.
+/// Counts of a step that measured, under way to the host.
 pub struct PendingCounts {
     counts: Readback<u8>,
     names: Vec<String>,
@@ -126,7 +126,7 @@ pub struct PendingCounts {
 /// The losses of a tensor's copies in a step, on this rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorCounts {
-    /// The weight of the layer that it belongs to.
+    /// The weight of the layer that the tensor belongs to.
     pub weight: String,
     /// The tensor's role in that layer.
     pub kind: TensorKind,
@@ -135,7 +135,7 @@ pub struct TensorCounts {
 }
 
 impl PendingCounts {
-    /// Waits for the step to finish and returns its counts.
+    /// Waits for the step to finish and returns the step's counts.
     ///
     /// # Errors
     /// Errors of the device.
@@ -151,7 +151,7 @@ impl PendingCounts {
 /// Sums over the tensors of each kind, on all ranks: values, saturated ones, underflowed ones.
 pub(crate) type LossSums = [[f32; 3]; KINDS];
 
-/// The losses of all tensors of a kind in a step, as shares of their values.
+/// The losses of all tensors of a kind in a step, as shares of the tensors' values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Losses {
     /// Values beyond the largest number of the type.
@@ -167,7 +167,7 @@ pub struct Fp8Losses {
     pub input: Losses,
     /// The layers' weights.
     pub weight: Losses,
-    /// The gradients of their outputs.
+    /// The losses in gradients of layers' outputs.
     pub grad_output: Losses,
 }
 
@@ -182,7 +182,7 @@ impl Fp8Losses {
         Fp8Losses { input, weight, grad_output }
     }
 
-    /// Each kind with its shares.
+    /// Each kind of tensor with the kind's shares.
     pub fn by_kind(&self) -> [(TensorKind, Losses); KINDS] {
         let Fp8Losses { input, weight, grad_output } = *self;
         [(TensorKind::Input, input), (TensorKind::Weight, weight), (TensorKind::GradOutput, grad_output)]

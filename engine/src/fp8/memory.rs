@@ -30,7 +30,7 @@ pub enum CopySource {
     Gathered(Tensor),
 }
 
-/// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer.
+/// The 8-bit copies of a weight `(out, in)`, and the tensors of the weight's layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Param {
     /// The recipe of the weight's products.
@@ -39,7 +39,7 @@ pub struct Fp8Param {
     pub source: CopySource,
     /// The time at which the copies are made.
     pub made: Made,
-    /// The index of its first scale among those of all weights.
+    /// The index of the weight's first scale among the scales of all weights.
     scales_start: usize,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
@@ -50,13 +50,13 @@ pub struct Fp8Param {
     pub input: Option<ScaleCell>,
     /// The gradient of the layer's output; `None` if no scale is delayed.
     pub grad_output: Option<ScaleCell>,
-    /// Counts of their losses.
+    /// Counts of the values that the copies lose.
     pub counts: CountCells,
 }
 
 impl Fp8Memory {
-    /// Allocates the memory of these parameters; nothing for those without 8-bit products. `made` says of each when its
-    /// copies are made.
+    /// Allocates the 8-bit memory of `params`; nothing for parameters without 8-bit products. `made` says of each when
+    /// its copies are made.
     ///
     /// # Errors
     /// Out of memory.
@@ -130,7 +130,7 @@ impl Fp8Memory {
         Some(self.weight_scales?.view(first.scales_start, [end - first.scales_start]))
     }
 
-    /// Bytes of all of it.
+    /// Bytes of all 8-bit memory.
     pub(crate) fn bytes(&self) -> usize {
         self.areas.iter().map(Area::bytes).sum()
     }
@@ -191,7 +191,7 @@ fn scales_of(recipe: Fp8Recipe, all: &Tensor, start: usize, out: usize, input: u
     }
 }
 
-/// Rows of these scales are padded to a multiple of [`SCALE_STRIDE`].
+/// The number of scales by block, with rows of scales padded to a multiple of [`SCALE_STRIDE`].
 fn block_elements(rows: usize, columns: usize) -> usize {
     Scale::block_shape(rows, columns).iter().product()
 }

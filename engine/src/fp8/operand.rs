@@ -14,11 +14,12 @@ use crate::microbatch::adds_to_gradients;
 use crate::step_policy::StepContext;
 use crate::tile::Tile;
 
-/// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
+/// An activation `(rows, in)` or an output gradient `(rows, out)`, in the form that the products of a linear layer
+/// read.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "layers hand a few on, by value, while a step is recorded")]
 pub(crate) enum Operand {
-    /// As it is.
+    /// The tensor in 16 or 32 bits.
     Plain(Tensor),
     /// In 8 bits.
     Fp8 {
@@ -26,7 +27,7 @@ pub(crate) enum Operand {
         rows: Option<Fp8Matrix>,
         /// `(width, rows)`, for the weight gradient.
         columns: Option<Fp8Matrix>,
-        /// The values as they are, if adapters read them.
+        /// The values not quantised, if adapters read such values.
         plain: Option<Tensor>,
     },
 }
@@ -62,7 +63,7 @@ impl Copies {
 }
 
 impl Operand {
-    /// The values that its weight gradient reads, if they are stored.
+    /// The values that the weight gradient reads, if the operand stores such values.
     pub(crate) fn of_weight_gradient(&self) -> Option<Tensor> {
         match self {
             Operand::Plain(tensor) => Some(*tensor),
@@ -70,7 +71,7 @@ impl Operand {
         }
     }
 
-    /// The values as they are.
+    /// The values not quantised.
     ///
     /// # Panics
     /// If they are in 8 bits alone: a mistake in the layer that made it.
@@ -81,7 +82,7 @@ impl Operand {
         }
     }
 
-    /// With the values as they are beside those in 8 bits.
+    /// The operand with the values not quantised beside the 8-bit values.
     pub(crate) fn beside(self, values: Tensor) -> Operand {
         match self {
             Operand::Fp8 { rows, columns, .. } => Operand::Fp8 { rows, columns, plain: Some(values) },
@@ -105,7 +106,7 @@ impl Operand {
         }
     }
 
-    /// A tensor with its rows, whatever their width and type.
+    /// A tensor with the operand's rows, whatever the width and type.
     ///
     /// # Panics
     /// If there is only the transposed copy.
@@ -126,8 +127,8 @@ impl Operand {
         }
     }
 
-    /// The transposed copy of a matrix `(..., width)` that has one scale and was gathered in 8 bits, with `rows` itself if it
-    /// is wanted.
+    /// The transposed copy of a matrix `(..., width)` that has one scale and was gathered in 8 bits, with `rows` too if
+    /// wanted.
     ///
     /// # Errors
     /// Errors of the device.
@@ -139,7 +140,7 @@ impl Operand {
         Ok(Operand::Fp8 { rows: copies.rows().then_some(rows), columns, plain: None })
     }
 
-    /// A tile of its rows. A scale of 8 bits is that of all rows.
+    /// A tile of the operand's rows. A scale of 8 bits is that of all rows.
     pub(crate) fn of_tile(self, tile: Tile) -> Operand {
         match self {
             Operand::Plain(whole) => Operand::Plain(tile.of(whole)),
@@ -221,7 +222,7 @@ impl Operand {
 pub(crate) struct QuantizeAs<'p> {
     pub(crate) fp8: &'p Fp8Param,
     pub(crate) dtype: DType,
-    /// The state of its delayed scale, if the recipe has one.
+    /// The state of the operand's delayed scale, if the recipe has one.
     pub(crate) cell: Option<ScaleCell>,
     /// The counts of the values that the rows lose, in a step that measures.
     pub(crate) counts: CountCell,

@@ -6,18 +6,18 @@ use device::DType;
 choice! {
     /// How activations and gradients are scaled. The scales of weights always follow from their present values.
     pub enum Fp8Recipe {
-        /// One scale, from the tensor itself, just before it is quantised. Needs one more pass over it.
+        /// One scale, from the tensor just before the tensor is quantised. Needs one more pass over it.
         Tensorwise = "tensorwise",
         /// One scale, from the largest magnitudes of earlier steps. Needs no other pass over the tensor; the magnitudes
         /// are part of checkpoints.
         Delayed = "delayed",
-        /// For outputs and input gradients a scale for each token, from the token itself, and one for each row of the weight's
-        /// copies. Weight gradients sum over tokens, so their factors have one delayed scale each.
+        /// For outputs and input gradients a scale for each token, from the token's values, and one for each row of the
+        /// weight's copies. Weight gradients sum over tokens, so their factors have one delayed scale each.
         Rowwise = "rowwise",
-        /// From blocks of 128 values, while they are quantised: activations and gradients have a scale for 128 neighbours
-        /// along the size that a product sums over, weights one for 128 x 128 values. Scales are powers of two. Needs
-        /// no other pass over the tensor, and no values of other ranks or steps. All factors are E4M3, and all products
-        /// accumulate precisely.
+        /// Scales from blocks of 128 values, while the values are quantised: activations and gradients have a scale for
+        /// 128 neighbours along the size that a product sums over, weights one for 128 x 128 values. Scales are powers
+        /// of two. Needs no other pass over the tensor, and no values of other ranks or steps. All factors are E4M3,
+        /// and all products accumulate precisely.
         ///
         /// This is DeepSeek-V3's recipe (2024), and Transformer Engine's `Float8BlockScaling`.
         Blockwise = "blockwise",
@@ -61,8 +61,8 @@ impl Fp8Recipe {
         }
     }
 
-    /// Whether a tensor has one scale in all of its products. Ranks that have rows of a tensor each can then quantise their own
-    /// rows and gather bytes: the transposed copy is made of the same bytes.
+    /// Whether a tensor has one scale in all products. Ranks that have rows of a tensor each can then quantise their
+    /// own rows and gather bytes: the transposed copy is made of the same bytes.
     pub fn has_one_scale(self) -> bool {
         self.scaling() == Scaling::Tensor && self.weight_gradient_scaling() == Scaling::Tensor
     }
@@ -97,9 +97,9 @@ pub struct Fp8 {
     pub margin: i32,
     /// The numbers of blocks at the start and at the end of the model that stay in 16 bits.
     pub bf16_blocks: [usize; 2],
-    /// With a distributed optimizer each rank quantises the weights that it updates, and bytes are gathered. Otherwise 16-bit
-    /// weights are gathered, and each rank quantises all of them. The bits are the same. Only for recipes with one
-    /// scale for each weight.
+    /// Whether, with a distributed optimizer, each rank quantises the weights that the rank updates, and bytes are
+    /// gathered. Otherwise 16-bit weights are gathered, and each rank quantises all of them. The bits are the same.
+    /// Only for recipes with one scale for each weight.
     pub gathers_weights: bool,
 }
 
@@ -141,7 +141,7 @@ impl Fp8 {
 /// When the copies of a weight are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// When a frozen weight gets its values. They serve all steps.
+    /// When a frozen weight gets values. They serve all steps.
     Once,
     /// In the first microbatch's forward of each step. They serve all products of the step.
     OnceAStep,

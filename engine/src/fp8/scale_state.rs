@@ -9,7 +9,7 @@ use super::recipe::Fp8;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 
-/// Scales begin at multiples of 16 bytes, as products need them. The numbers between are not used.
+/// The alignment of scales: multiples of 16 bytes, for products. The numbers between are not used.
 pub(super) const SCALE_STRIDE: usize = 4;
 
 /// The state of one scale; see [`ScaleState`].
@@ -23,8 +23,8 @@ pub struct ScaleCell {
     pub history: Tensor,
 }
 
-/// The delayed scales of all inputs and output gradients, and the magnitudes that they follow from. Each weight with 8-bit
-/// products has two: its input's, its output gradient's. Scales and magnitudes are 0 before the first step.
+/// The delayed scales of all inputs and output gradients, and the magnitudes that the scales follow from. Each weight
+/// with 8-bit products has two: its input's, its output gradient's. Scales and magnitudes are 0 before the first step.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleState {
     /// `(n)`, f32. 0 if none is known.
@@ -40,7 +40,7 @@ pub struct ScaleState {
 }
 
 impl ScaleState {
-    /// The state of these weights. They have one recipe.
+    /// The scale state of the weights `all`. They have one recipe.
     pub(super) fn allocate(device: &Device, areas: &mut Vec<Area>, all: &[(&ParamSpec, Fp8)]) -> Result<ScaleState> {
         let (_, Fp8 { amax_history, margin, .. }) = all[0];
         let count = 2 * all.len() * SCALE_STRIDE;
@@ -75,7 +75,7 @@ impl ScaleState {
         cx.run(UpdateScales { default: 1.0, ..self.refresh() })
     }
 
-    /// Copies of the scales and their history, as they are now.
+    /// Copies of the present scales and of the scales' history.
     ///
     /// # Errors
     /// A failed copy.
@@ -134,7 +134,7 @@ impl ScaleState {
 pub(crate) struct ScaleValues(Vec<(Tensor, Vec<f32>)>);
 
 impl ScaleValues {
-    /// Writes them back.
+    /// Writes the scale values back.
     ///
     /// # Errors
     /// Errors of the device.

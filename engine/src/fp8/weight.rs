@@ -1,4 +1,4 @@
-//! The copies of a weight, and how its layer's input and output gradient are quantised.
+//! The copies of a weight, and how the input and output gradient of the weight's layer are quantised.
 
 use device::Stream;
 use device::ops::{Copy, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8};
@@ -55,7 +55,7 @@ impl Fp8Param {
         }
     }
 
-    /// Makes the copies of the weight that the input gradient needs, if they were not made before.
+    /// Makes the copies of the weight that the input gradient needs, unless the copies were made before.
     ///
     /// # Errors
     /// Errors of the device.
@@ -66,7 +66,7 @@ impl Fp8Param {
         }
     }
 
-    /// Makes the copies of a frozen weight that has its values.
+    /// Makes the copies of a frozen weight, once the weight has values.
     ///
     /// # Errors
     /// Errors of the device.

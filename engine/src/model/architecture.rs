@@ -1,4 +1,4 @@
-//! A model before it has memory, and its layers afterwards.
+//! A model before memory is allocated, and the model's layers afterwards.
 
 use std::rc::Rc;
 
@@ -33,7 +33,7 @@ pub struct StepTensors {
     pub rotary: RotaryTables<Tensor>,
     /// The tokens of samples that are here.
     pub here: TokensHere,
-    /// The positions of these tokens, i32, if ranks divide samples: `(samples, tokens)` for each length.
+    /// The positions of the tokens of `here`, i32, if ranks divide samples: `(samples, tokens)` for each length.
     pub positions: Option<Tensor>,
 }
 
@@ -43,7 +43,7 @@ pub struct Chunk {
     pub first: usize,
     /// The layers, without the head.
     pub layers: Vec<Box<dyn Layer>>,
-    /// The last layer of the whole model, if it is here.
+    /// The last layer of the whole model, if the chunk has that layer.
     pub head: Option<Box<dyn LossHead>>,
 }
 
@@ -54,19 +54,19 @@ impl Chunk {
     }
 }
 
-/// A model, or a pipeline stage's layers of it. The first layer takes inputs, the last computes losses.
+/// A model, or one pipeline stage's layers. The first layer takes inputs, the last computes losses.
 pub struct Model {
-    /// The layers, in the order data pass them.
+    /// The layers, in the order of a forward.
     pub chunks: Vec<Chunk>,
-    /// The values that pass from any layer to the next; `None` if they differ from layer to layer.
+    /// The values that pass from any layer to the next; `None` if such values differ from layer to layer.
     pub residual: Option<Residual>,
     /// The type of a microbatch's inputs and targets.
     pub values: DType,
-    /// Training drops some values, so it needs records of samples.
+    /// Whether training drops some values, and so needs records of samples.
     pub drops: bool,
     /// Layers ask which tokens are padding.
     pub asks_padding: bool,
-    /// Training predicts so many tokens beyond the next one, and needs them as inputs and as targets.
+    /// The number of tokens beyond the next one that training predicts, and needs as inputs and as targets.
     pub further_tokens: usize,
     /// The biases of routers that every step updates.
     pub selection_biases: Vec<SelectionBias>,
@@ -101,14 +101,14 @@ pub struct ExpertBlocks {
     pub drops: bool,
     /// The ranks over which a loss sums loads, if one does.
     pub loads_over: Option<Axis>,
-    /// Ranks exchange rows, and have a budget for them.
+    /// Whether ranks exchange rows of experts, within a budget.
     pub has_row_budget: bool,
 }
 
-/// Builds a model's layers over its parameters, once these have memory.
+/// Builds a model's layers over the model's parameters, once the parameters have memory.
 pub type Build = dyn Fn(&Params, StepTensors) -> Model;
 
-/// A model before it has memory: the parameters to allocate, and how to build the layers over them.
+/// A model before memory is allocated: the parameters to allocate, and how to build the layers over them.
 pub struct Architecture {
     /// The parameters of this rank, in layer order.
     pub specs: Vec<ParamSpec>,
@@ -116,23 +116,23 @@ pub struct Architecture {
     pub elsewhere: Vec<String>,
     /// The layers of this rank.
     pub layers: StageLayers,
-    /// The rank's place in the mesh, and its communicators.
+    /// The rank's place in the mesh, and the rank's communicators.
     pub ranks: Rc<Ranks>,
     /// The modules of each layer of the whole model; empty where layers have none.
     pub modules: Vec<Vec<GraphModule>>,
     /// The last layer reads the table of the first.
     pub shares_table: bool,
-    /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
+    /// Angles of rotary positions, which layers read as [`StepTensors::rotary`].
     pub rotary: RotaryTables<RotaryTable>,
     /// The loss of pairs of answers; `None` if the loss is of targets.
     pub preference: Option<Preference>,
     /// The terms of the loss, the same on all ranks. The first is [`LossTerm::OF_TARGETS`]; training adds the others to
     /// it.
     pub loss_terms: Vec<LossTerm>,
-    /// The blocks with experts of the whole model; `None` if it has none.
+    /// The blocks with experts of the whole model; `None` if the model has none.
     pub experts: Option<ExpertBlocks>,
-    /// A layer's weight gradients may be computed next to the backwards of the layers before it, unless layers have
-    /// graphs of their own or gradients are summed over ranks. Their factors stay in memory until the microbatch's
+    /// Whether a layer's weight gradients may be computed next to the backwards of earlier layers, unless layers have
+    /// separate graphs or gradients are summed over ranks. Their factors stay in memory until the microbatch's
     /// backward ends. No backward may write them.
     pub gradients_outlive_layers: bool,
     /// The places of a sample's inputs and targets.
@@ -144,7 +144,7 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// The same model, but parameters with these names keep their values; see [`ParamSpec::frozen`].
+    /// The same model with frozen parameters, chosen by name; see [`ParamSpec::frozen`].
     pub fn freeze(mut self, is_frozen: impl Fn(&str) -> bool) -> Architecture {
         self.specs.iter_mut().for_each(|spec| spec.frozen |= is_frozen(&spec.name));
         self

@@ -1,4 +1,4 @@
-//! The inputs for declaring layers, and for building them.
+//! The inputs for declaring and building layers.
 
 use device::ops::DropoutPart;
 
@@ -35,7 +35,7 @@ impl ShardedShape<'_> {
         self.parallel.rank() * (self.shape.padded_vocab / self.parallel.size())
     }
 
-    /// The dropout at a site of a layer, in all rows of the microbatch, or in a part of them.
+    /// The dropout at a site of a layer, in all rows of the microbatch or in some.
     pub(crate) fn dropout(&self, rate: f64, layer: usize, site: u16, part: DropoutPart) -> DropoutLayer {
         let (seed, sequence) = (self.shape.seed, sequence_share(&self.parallel.ranks));
         DropoutLayer { rate: rate as f32, seed, layer: layer as u16, site, part, rows: None, sequence }

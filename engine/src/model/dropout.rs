@@ -14,11 +14,11 @@ pub(crate) struct DropoutLayer {
     pub(crate) rate: f32,
     pub(crate) seed: u64,
     pub(crate) layer: u16,
-    /// The number of the dropout in its layer.
+    /// The number of the dropout in the dropout's layer.
     pub(crate) site: u16,
     /// The heads or channels here.
     pub(crate) part: DropoutPart,
-    /// The rows here, if they are those of the residual stream. `None`: all rows of the microbatch.
+    /// The place of this rank's rows, if dropout is in rows of the residual stream. `None`: all rows of the microbatch.
     pub(crate) rows: Option<Place>,
     /// The tokens of a sample here.
     pub(crate) sequence: SequenceShare,
@@ -48,7 +48,7 @@ pub(crate) fn drop_in_place(cx: &StepContext<'_>, tensor: Tensor, site: Option<D
     site.map_or(Ok(()), |site| cx.run(Dropout { input: tensor, output: tensor, site }))
 }
 
-/// The gradient before a dropout from the gradient after it, in a buffer of its own; `grad` itself without a dropout.
+/// The gradient before a dropout from the gradient after the dropout, in a new buffer; `grad` if there is no dropout.
 pub(crate) fn dropout_backward(
     cx: &mut StepContext<'_>,
     name: &'static str,

@@ -10,7 +10,7 @@ use device::ops::UpdateSelectionBias;
 /// all ranks have the sum over all, as they have that of the losses.
 #[derive(Clone, Debug)]
 pub struct ExpertLoads {
-    /// The blocks, by their numbers in the whole model.
+    /// The blocks' numbers in the whole model.
     pub blocks: Rc<[usize]>,
     /// Experts of a block.
     pub experts: usize,
@@ -46,7 +46,7 @@ pub struct SelectionBias {
 }
 
 impl SelectionBias {
-    /// The update after a step, if its `status` says that weights are updated.
+    /// The update of the selection bias after a step, if the `status` says that weights are updated.
     pub(crate) fn update(&self, status: Tensor) -> UpdateSelectionBias {
         let SelectionBias { load, bias, rate } = *self;
         UpdateSelectionBias { load, rate, bias, status }

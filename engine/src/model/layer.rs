@@ -33,8 +33,8 @@ pub trait Layer {
         Vec::new()
     }
 
-    /// Begins and ends the regions of its modules that have some of their own, for weight gradients that are computed
-    /// later.
+    /// Begins and ends the regions of the layer's modules that have separate regions, for weight gradients that are
+    /// computed later.
     ///
     /// # Errors
     /// Errors of the device.

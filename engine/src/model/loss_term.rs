@@ -1,4 +1,4 @@
-//! The terms of the loss, and the numbers that come with it. A layer that computes one adds it to its sum. The model's
+//! The terms of the loss, and numbers beside the loss. A layer that computes one adds it to its sum. The model's
 //! [`Architecture`](super::Architecture) lists all terms; memory, sums over ranks and reports follow from the list.
 
 use std::rc::Rc;
@@ -6,20 +6,20 @@ use std::rc::Rc;
 use device::Tensor;
 use device::ops::PairLoss;
 
-/// A term of the loss that training minimises, or a number that is told beside it. It has a value for each target, or
-/// each pair of answers, as the loss itself.
+/// A term of the loss that training minimises, or a number that is told beside the loss. It has a value for each
+/// target, or each pair of answers, as the loss itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossTerm {
     /// The term's name in reports.
     pub name: &'static str,
-    /// What it is for.
+    /// The purpose of the term.
     pub role: TermRole,
 }
 
 /// What a term is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TermRole {
-    /// Training minimises it. Evaluation computes no other than the first.
+    /// A term that training minimises. Evaluation computes no other than the first.
     Minimised,
     /// A number for reports, in evaluation too.
     Told,

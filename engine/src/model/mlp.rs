@@ -28,7 +28,7 @@ use crate::step_policy::StepContext;
 pub struct MlpShape {
     /// Width of the input, of each hidden layer and of the output.
     pub sizes: Vec<usize>,
-    /// Dropout after each hidden layer, from the first on; missing ones are 0.
+    /// Dropout after each hidden layer, from the first on; missing rates are 0.
     pub dropouts: Vec<f32>,
     /// Seed of dropout.
     pub seed: u64,
@@ -52,7 +52,7 @@ impl MlpShape {
     }
 }
 
-/// An MLP of that shape, whole on each of these ranks; its last layer is the loss.
+/// An MLP of that shape, whole on each rank of `ranks`; the MLP's last layer is the loss.
 pub fn mlp(shape: MlpShape, ranks: Rc<Ranks>) -> Architecture {
     let tensor = TensorParallel::alone();
     let params = shape.linears().enumerate().flat_map(|(layer, linear)| linear.params(&tensor, layer));
@@ -110,7 +110,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
 /// One layer: `dropout(relu(x W^T + b))`, or just the linear part.
 struct Perceptron {
     linear: Linear,
-    /// Whether this is the first layer, so its backward computes no input gradient.
+    /// Whether this is the first layer, whose backward computes no input gradient.
     first: bool,
     activated: bool,
     dropout: DropoutLayer,

@@ -13,7 +13,7 @@ use crate::step_policy::StepContext;
 
 /// A norm before it has memory: it declares the parameters, and builds the norm over them.
 pub(crate) struct NormSpec<'s> {
-    /// The beginning of the names of its parameters.
+    /// The beginning of the names of the norm's parameters.
     name: String,
     shape: &'s GptShape,
 }
@@ -65,11 +65,11 @@ pub(crate) struct NormLayer {
     pub(crate) weight: Param,
     pub(crate) bias: Option<Param>,
     pub(crate) eps: f32,
-    /// Backward recomputes the normed values instead of keeping them.
+    /// Whether backward recomputes the normed values, which then are not kept.
     pub(crate) recompute: bool,
 }
 
-/// The normed residual stream, as the part after the norm gets it.
+/// The normed residual stream in the form that the part after the norm gets.
 #[derive(Clone, Copy)]
 #[expect(clippy::large_enum_variant, reason = "a few live at a time, and what is copied need not be allocated")]
 pub(crate) enum Normed {
@@ -88,7 +88,7 @@ pub(crate) struct SavedNorm {
     mean: Option<Tensor>,
     /// `(rows)`, f32.
     rstd: Tensor,
-    /// The normed values, if forward keeps them or they are never stored; `None` if backward recomputes them.
+    /// The normed values, if forward keeps or never stores normed values; `None` if backward recomputes such values.
     output: Option<Normed>,
 }
 
@@ -217,7 +217,8 @@ impl NormSums {
         self.0.push(sum);
     }
 
-    /// Adds them up, if any are left. It is the end of the region that left the parts.
+    /// Adds the parts of parameter gradients up, if any parts are left. It is the end of the region that left the
+    /// parts.
     ///
     /// # Errors
     /// Errors of the device.

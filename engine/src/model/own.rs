@@ -16,10 +16,10 @@ use crate::step_policy::StepContext;
 /// A part that takes the place of dense feed-forward layers: [`GptShape::own_part`]. It computes each token by itself, so
 /// it does not care which tokens a rank has. Each rank has its parameters whole.
 pub trait OwnPart: Debug + Send + Sync {
-    /// The parameters of a block, in an order that [`OwnPart::build`] gets them in.
+    /// The parameters of a block, in the order for [`OwnPart::build`].
     fn params(&self, shape: &GptShape, block: usize) -> Vec<OwnParam>;
 
-    /// The part of a block over its parameters. `step` has the sums of [`OwnPart::terms`].
+    /// The part of a block over the part's parameters. `step` has the sums of [`OwnPart::terms`].
     fn build(&self, params: &[Param], step: &StepTensors) -> Box<dyn OwnLayer>;
 
     /// Multiplications by weights of a token, in forward: for FLOP/s and predictions. 0 if nobody asks.
@@ -27,8 +27,8 @@ pub trait OwnPart: Debug + Send + Sync {
         0
     }
 
-    /// The terms that its layers add to the loss: [`LossTerm::minimised`]. A layer adds a value for each target to the sum
-    /// of its term, and the gradient to those of its parameters and its input.
+    /// The terms that the part's layers add to the loss: [`LossTerm::minimised`]. A layer adds a value for each target
+    /// to the sum of its term, and the gradient to those of its parameters and its input.
     fn terms(&self) -> Vec<LossTerm> {
         Vec::new()
     }
@@ -66,14 +66,14 @@ pub trait OwnLayer {
 /// A loss of targets that takes the place of cross-entropy: [`GptShape::own_loss`]. It needs the logits of the whole
 /// vocabulary, so ranks do not divide that.
 pub trait OwnLoss: Debug + Send + Sync {
-    /// Computes the losses of some rows, and in training leaves the gradient of the logits in their place.
+    /// Computes the losses of some rows, and in training leaves the gradient in place of the logits.
     ///
     /// # Errors
     /// Errors of the device.
     fn run(&self, cx: &mut StepContext<'_>, rows: LossRows) -> Result<()>;
 }
 
-/// Rows of logits, and the tensors of their losses.
+/// Rows of logits, and the tensors of the rows' losses.
 #[derive(Clone, Copy, Debug)]
 pub struct LossRows {
     /// `(rows, padded vocab)`, in the type of activations; the columns from `vocab` on are padding. In training their

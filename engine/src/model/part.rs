@@ -23,10 +23,10 @@ pub(crate) trait PartSpec {
     /// The parameters that this rank has of the part in a block. `layer` is the layer that they belong to.
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec>;
 
-    /// The part of a block, over its parameters.
+    /// The part of a block over the part's parameters.
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart>;
 
-    /// The cost of a token in it, on all ranks together, in samples of so many tokens.
+    /// The cost of a token in the part, on all ranks together, in samples of so many tokens.
     fn cost(&self, shape: &GptShape, block: usize, tokens_per_sample: usize) -> TokenCost;
 }
 
@@ -34,7 +34,7 @@ pub(crate) trait PartSpec {
 ///
 /// Both have the residual stream's shape, `(batch, seq, hidden)`, with sequence parallelism `(1, rows, hidden)`.
 pub(crate) trait BlockPart {
-    /// The values that are added to the residual stream, and those that backward needs.
+    /// The values that are added to the residual stream, and the values that backward needs.
     ///
     /// # Errors
     /// Errors of the device.
@@ -88,13 +88,13 @@ pub(crate) trait BlockPart {
         self.forward(cx, Normed::Stored(normed), samples).map(|(output, _)| output)
     }
 
-    /// Values that decoding caches of each token; `None` if it caches nothing.
+    /// The number of values that decoding caches of each token; `None` if the part caches nothing.
     fn cache_width(&self) -> Option<usize> {
         None
     }
 
-    /// Whether the part's first layer computes the normed values itself, while it quantises them. The norm then stores
-    /// only its statistics.
+    /// Whether the part's first layer computes the normed values, during quantisation. The norm then stores only its
+    /// statistics.
     fn computes_input(&self) -> bool {
         false
     }
@@ -106,7 +106,7 @@ pub(crate) trait BlockPart {
         None
     }
 
-    /// The part as two halves; `None` if graphs have all of it or nothing.
+    /// The part as two halves; `None` if graphs have the whole part or nothing.
     fn halves(&self) -> Option<&dyn Halves> {
         None
     }
@@ -149,16 +149,16 @@ pub(crate) trait Halves {
     fn backward_first(&self, cx: &mut StepContext<'_>, left: &[Tensor], saved: &Saved) -> Result<Tensor>;
 }
 
-/// The input of a part's backward, as it read the residual stream.
+/// The input of a part's backward, read from the residual stream.
 pub(crate) enum SavedInput<'b> {
-    /// The output of a norm that saved this, or that is to be recomputed from it.
+    /// The output of a norm, from the values that the norm saved.
     Norm(&'b NormLayer, &'b SavedNorm),
-    /// The stream as the part read it.
+    /// The stream that the part read.
     Stored(&'b Normed),
 }
 
 impl SavedInput<'_> {
-    /// The stream as the part read it: this rank's rows.
+    /// The stream that the part read: this rank's rows.
     ///
     /// # Errors
     /// Errors of the device.
@@ -169,8 +169,8 @@ impl SavedInput<'_> {
         }
     }
 
-    /// The part's input, as the weight gradient of its first layer, `linear`, reads it: as the part `saved` it, as the
-    /// source that it is computed from, or gathered.
+    /// The part's input, in the form that the weight gradient of the part's first layer, `linear`, reads: as the part
+    /// `saved` it, as the source that it is computed from, or gathered.
     ///
     /// # Errors
     /// Errors of the device.

@@ -24,7 +24,7 @@ use crate::step_policy::StepContext;
 /// How ranks share layers.
 #[derive(Clone, Debug)]
 pub struct TensorParallel {
-    /// The rank's place in the mesh, and its communicators.
+    /// The rank's place in the mesh, and the rank's communicators.
     pub ranks: Rc<Ranks>,
     /// Sequence parallelism: each rank has its own rows of the residual stream.
     pub sequence: bool,
@@ -107,7 +107,7 @@ impl TensorParallel {
         self.ranks.for_purpose(self.ranks.axes(Axis::Expert), Purpose::Rows).cloned()
     }
 
-    /// A parameter that each rank has whole, of whose gradient it computes a partial sum.
+    /// A parameter that each rank has whole, while each rank computes a partial sum of the gradient.
     pub(crate) fn partial(&self, whole: ParamSpec) -> ParamSpec {
         whole.partial_over(self.ranks.axes(Axis::Tensor))
     }

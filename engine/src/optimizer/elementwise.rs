@@ -1,5 +1,5 @@
-//! The rules of the device, which update each element by itself: one operation for all parameters, or of state on the host
-//! one for each part.
+//! The rules of the device, which update each element separately: one operation for all parameters, or of state on the
+//! host one for each part.
 
 use device::ops::{self, Rule, RuleState, UpdateTensors};
 

@@ -20,8 +20,8 @@ pub(super) struct GradNorm {
 }
 
 impl GradNorm {
-    /// Elements that several ranks store count on the first of them, and a tied parameter counts on the first stage. See
-    /// [`Params::counted`].
+    /// The gradient norm's elements: an element that several ranks store counts on the first rank, and a tied parameter
+    /// counts on the first stage. See [`Params::counted`].
     pub(super) fn new(params: &Params) -> GradNorm {
         let is_counted = |spec: &ParamSpec| !spec.frozen && spec.tied != Some(TiedCopy::Replica);
         let trained = || params.iter().enumerate().filter(|(_, (spec, _))| is_counted(spec));

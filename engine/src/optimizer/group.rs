@@ -1,4 +1,4 @@
-//! Parameter groups, and the rules that update them.
+//! Parameter groups, and the rules that update groups.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -15,20 +15,20 @@ use crate::step_policy::StepContext;
 /// Parameters that are updated alike. Each parameter belongs to the first group of a list that takes it.
 #[derive(Clone, Debug)]
 pub struct ParamGroup {
-    /// Whether the group takes a parameter, if `names` has it.
+    /// Whether the group takes a parameter whose name `names` has.
     pub takes: fn(&ParamSpec) -> bool,
-    /// The names of parameters that it may take; `None`: any.
+    /// The names of parameters that the group may take; `None`: any.
     pub names: Option<Arc<BTreeSet<String>>>,
     /// The update rule of the group's parameters. Groups that share one `Arc` are updated by one launch.
     pub rule: Arc<dyn UpdateRule>,
-    /// Weight decay of its parameters.
+    /// Weight decay of the group's parameters.
     pub weight_decay: f32,
-    /// The factor of the learning rate for its parameters. It is a constant: graphs have it.
+    /// The factor of the learning rate for the group's parameters. It is a constant: graphs have it.
     pub lr_multiplier: f32,
 }
 
 impl ParamGroup {
-    /// A group of parameters of any name, at the learning rate itself.
+    /// A group of parameters of any name, with a learning rate factor of 1.
     pub fn new(takes: fn(&ParamSpec) -> bool, rule: Arc<dyn UpdateRule>, weight_decay: f32) -> ParamGroup {
         ParamGroup { takes, names: None, rule, weight_decay, lr_multiplier: 1.0 }
     }
@@ -50,7 +50,7 @@ impl ParamGroup {
     }
 }
 
-/// How parameters are updated from their gradients: by a rule of the device ([`Rule`](device::ops::Rule)), or by several
+/// How parameters are updated from gradients: by a rule of the device ([`Rule`](device::ops::Rule)), or by several
 /// operations ([`Muon`](super::Muon)). The learning rate comes with each step, so it is not part of a rule.
 pub trait UpdateRule: Debug + Send + Sync {
     /// The state that the rule keeps for each parameter. Each is a tensor, 0 at the start, with one element for each
@@ -65,23 +65,23 @@ pub trait UpdateRule: Debug + Send + Sync {
         None
     }
 
-    /// The update of these of all parameters, each with an element that this rank updates, as it is recorded in every
-    /// step. It reads the learning rate from `control` and the gradients' factor from `status`, and writes nothing in a
-    /// step with gradients that are not finite. State on the host comes to the device for each operation that uses it:
-    /// such an operation is small if the update has parts.
+    /// The update of `updates`, all parameters with an element that this rank updates, as recorded in every step. It
+    /// reads the learning rate from `control` and the gradients' factor from `status`, and writes nothing in a step
+    /// with gradients that are not finite. State on the host comes to the device for each operation that uses it: such
+    /// an operation is small if the update has parts.
     fn update(&self, updates: Vec<ParamUpdate>, control: StepControl, params: &Params) -> Box<Update>;
 
-    /// Whether its update takes master weights that are kept as remainders, and gradients in bf16.
+    /// Whether the rule's update takes master weights that are kept as remainders, and gradients in bf16.
     fn takes_16_bits(&self) -> bool {
         false
     }
 
-    /// Whether its update needs whole parameters. Ranks that divide the state then divide it by parameters.
+    /// Whether the rule's update needs whole parameters. Ranks that divide the state then divide it by parameters.
     fn updates_whole_parameters(&self) -> bool {
         false
     }
 
-    /// Whether its update writes to the gradients that it is given.
+    /// Whether the rule's update writes to the given gradients.
     fn overwrites_gradients(&self) -> bool {
         false
     }
@@ -96,7 +96,7 @@ pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 pub struct ParamUpdate {
     /// The declaration.
     pub spec: ParamSpec,
-    /// Master weights, f32, or their remainders, u16; updated.
+    /// Master weights, f32, or remainders of master weights, u16; updated.
     pub master: Tensor,
     /// The weights that layers read, rewritten from the master weights; `None` if both are the same memory.
     pub weight: Option<Tensor>,
@@ -104,15 +104,16 @@ pub struct ParamUpdate {
     pub grad: Tensor,
     /// The rule's state, in the order of [`UpdateRule::state`].
     pub state: Vec<Tensor>,
-    /// Weight decay of its group.
+    /// Weight decay of the parameter's group.
     pub weight_decay: f32,
-    /// The factor of the learning rate of its group.
+    /// The factor of the learning rate of the parameter's group.
     pub lr_multiplier: f32,
 }
 
 impl ParamUpdate {
-    /// The parts of the gradient that no rank before this one has, of the ranks that divide the parameter
-    /// ([`Spread::cut_over`](crate::params::Spread::cut_over)). A sum over them, and then over these ranks, is one over the whole gradient.
+    /// The parts of the gradient that no earlier rank has, of the ranks that divide the parameter
+    /// ([`Spread::cut_over`](crate::params::Spread::cut_over)). A sum over them, and then over these ranks, is one over
+    /// the whole gradient.
     ///
     /// # Panics
     /// If ranks divide the state by elements: see [`UpdateRule::updates_whole_parameters`].

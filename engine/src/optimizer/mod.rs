@@ -32,7 +32,8 @@ pub use skip_step::{SkipStep, StepHistory};
 pub struct StateTensor {
     /// The state's name in a checkpoint.
     pub name: &'static str,
-    /// f32 or as [`MomentTypes`] says, in the shape of the parameter's master weights or in sizes of its own.
+    /// The state, f32 or as [`MomentTypes`] says, in the shape of the parameter's master weights or in the rule's own
+    /// sizes.
     pub tensor: Tensor,
     /// The sizes of a state that is not of the weights' shape, see [`UpdateRule::own_sizes`].
     pub own_sizes: Option<Vec<usize>>,
@@ -55,7 +56,7 @@ impl Default for MomentTypes {
 }
 
 impl MomentTypes {
-    /// The type of a rule's state of these values.
+    /// The type of a rule's state, by kind of values.
     fn of(&self, values: StateValues) -> DType {
         match values {
             StateValues::FirstMoment => self.exp_avg,
@@ -71,9 +72,9 @@ pub struct Optimizer {
     /// One for each rule.
     updates: Vec<Box<Update>>,
     control: StepControl,
-    /// Rows of experts that had no room, if there is a budget for them.
+    /// Rows of experts that had no room, if rows have a budget.
     beyond: Option<Tensor>,
-    /// Finds spikes; `None` if they are not skipped.
+    /// The test for spikes; `None` if spikes are not skipped.
     spikes: Option<SpikeTest>,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
@@ -154,13 +155,13 @@ impl Optimizer {
         Ok(Optimizer { norm, updates, control, beyond: None, spikes: None, state, state_names, areas, areas_on_host })
     }
 
-    /// The same optimizer, but it makes no update in steps with rows of experts that had no room: `(1)`, f32.
+    /// The same optimizer, without updates in steps with rows of experts that had no room: `(1)`, f32.
     pub(crate) fn voiding(self, beyond: Option<Tensor>) -> Optimizer {
         Optimizer { beyond, ..self }
     }
 
-    /// The same optimizer, but it makes no update in steps that are spikes. `loss_sum` is the sum of the losses of all
-    /// ranks, `(1)`, f32.
+    /// The same optimizer, without updates in steps that are spikes. `loss_sum` is the sum of the losses of all ranks,
+    /// `(1)`, f32.
     ///
     /// # Errors
     /// Out of memory.
@@ -197,7 +198,7 @@ impl Optimizer {
         Ok((status, history))
     }
 
-    /// Continues from these counters, and from this history if spikes are skipped.
+    /// Continues from the counters of `status`, and from `history` if spikes are skipped.
     ///
     /// # Errors
     /// Errors of the device.
@@ -231,7 +232,7 @@ impl Optimizer {
     }
 }
 
-/// A parameter's index and memory, and its group.
+/// A parameter's index and memory, and the parameter's group.
 #[derive(Clone, Copy)]
 struct Member<'g, 'p> {
     index: usize,
@@ -239,10 +240,10 @@ struct Member<'g, 'p> {
     group: &'g ParamGroup,
 }
 
-/// A rule, and the parameters that it updates.
+/// A rule, and the parameters that the rule updates.
 type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'g, 'p>>);
 
-/// The rules of all groups, each with its parameters in order of declaration, without frozen ones.
+/// The rules of all groups, each with the rule's parameters in order of declaration, without frozen parameters.
 fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<RuleMembers<'g, 'p>>> {
     let mut rules: Vec<RuleMembers<'_, '_>> = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (spec, _))| !spec.frozen) {
@@ -267,7 +268,7 @@ fn state_shape(param: &Param, own_sizes: Option<&[usize]>) -> Shape {
     own_sizes.filter(|_| param.owned.elements > 0).map_or(param.master.shape, Shape::new)
 }
 
-/// Tensors of these shapes, all in one area that is set to 0.
+/// Tensors of `shapes`, all in one area that is set to 0.
 fn zeroed(
     device: &Device,
     home: Home,

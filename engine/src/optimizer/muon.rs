@@ -132,7 +132,7 @@ impl Muon {
     }
 }
 
-/// A matrix that is made orthogonal by itself.
+/// A matrix that is made orthogonal alone, not with others.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
     /// The stored part of the matrix's gradient, f32 `(rows, columns)`.
@@ -145,9 +145,9 @@ struct Matrix {
     row: usize,
     /// The first stored column.
     column: usize,
-    /// Tensor-parallel ranks store parts of it.
+    /// Whether tensor-parallel ranks store parts of the matrix.
     is_divided: bool,
-    /// No tensor-parallel rank before this one stores the same part.
+    /// Whether no earlier tensor-parallel rank stores the same part of the matrix.
     is_first_copy: bool,
 }
 
@@ -187,13 +187,14 @@ fn matrices(update: &ParamUpdate, ranks: &Ranks) -> Vec<Matrix> {
 struct Sent(Collective);
 
 impl Sent {
-    /// Whether this rank makes them.
+    /// Whether this rank makes the directions.
     fn is_ours(&self) -> bool {
         self.0.kind == CollectiveKind::Broadcast { from: self.0.communicator.rank() }
     }
 }
 
-/// For each parameter the directions that ranks send; `None` if ranks divide its state, or no rank has other tokens.
+/// For each parameter the directions that ranks send; `None` if ranks divide the parameter's state, or no rank has
+/// other tokens.
 fn sent(updates: &[ParamUpdate], ranks: &Ranks) -> Vec<Option<Sent>> {
     let belonging = |update: &ParamUpdate| {
         let over = update.spec.spread.sums(ranks);

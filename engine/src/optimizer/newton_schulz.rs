@@ -10,8 +10,8 @@ use crate::step_policy::StepContext;
 /// to 1 into the range of 0.7 to 1.2.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-/// Divides `matrix`, f32 `(rows, columns)`, by its Frobenius norm, and iterates. Products are computed in the type
-/// `products`. The result has this type, and the same shape.
+/// Divides `matrix`, f32 `(rows, columns)`, by the matrix's Frobenius norm, and iterates. Products are computed in the
+/// type `products`. The result has this type, and the same shape.
 ///
 /// The products `x x^T` are made of the shorter side: `x^T x` if there are more rows than columns.
 ///

@@ -1,5 +1,5 @@
-//! A step makes no update if its loss or gradient norm is a spike. The device decides, from values that are the same on
-//! all ranks.
+//! A step makes no update if the step's loss or gradient norm is a spike. The device decides, from values that are the
+//! same on all ranks.
 
 use device::ops;
 use device::{Area, DType, Device, Tensor};
@@ -8,16 +8,16 @@ use graph_manager::Result;
 use super::group::StepControl;
 use crate::step_policy::StepContext;
 
-/// The steps that make no update, as in OLMo-core's `SkipStepOptimizer`; [`ops::SkipStep`] defines them exactly.
+/// The steps that make no update, as in OLMo-core's `SkipStepOptimizer`; [`ops::SkipStep`] has the exact definition.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SkipStep {
     /// A loss or gradient norm so many standard deviations above the mean is a spike.
     pub sigma_factor: f32,
-    /// Mean and deviation are those of so many steps, at least 2.
+    /// The number of steps, at least 2, for mean and deviation.
     pub interval: usize,
 }
 
-/// The losses and gradient norms of the last steps, from the oldest to the newest, as a checkpoint has them.
+/// The losses and gradient norms of the last steps, from the oldest to the newest, in a checkpoint's form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepHistory {
     /// Mean losses.
@@ -26,7 +26,7 @@ pub struct StepHistory {
     pub norms: Vec<f32>,
 }
 
-/// The test of each step, and the ring of losses and norms that it reads.
+/// The test of each step, and the ring of losses and norms that the test reads.
 pub(super) struct SpikeTest {
     op: ops::SkipStep,
 }
@@ -71,7 +71,7 @@ impl SpikeTest {
         Ok(StepHistory { losses: of(ring.0), norms: of(ring.1) })
     }
 
-    /// Sets the history to the newest steps of this one. Returns how many they are.
+    /// Sets the history to the newest steps of `history`. Returns how many they are.
     ///
     /// # Errors
     /// Errors of the device.

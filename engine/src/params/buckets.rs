@@ -16,30 +16,30 @@ use crate::fp8::Fp8Param;
 /// A bucket in memory. Its gradients are reduced at once.
 #[derive(Clone, Debug)]
 pub struct BucketMemory {
-    /// The first layer with parameters in it.
+    /// The first layer with parameters in the bucket.
     pub layer: usize,
     /// The bucket's range of `main_grad`, f32 or bf16, flat.
     pub grads: Tensor,
-    /// The ranks over which its gradients are summed.
+    /// The ranks over which the bucket's gradients are summed.
     pub sums: Axes,
-    /// The ranks among them that divide masters and state.
+    /// The ranks of `sums` that divide masters and state.
     pub rest: Axes,
     /// The memory of the bucket that the ranks of `rest` divide. If that is gradients, `grads` has those of one microbatch.
     pub sharding: Sharding,
-    /// The rank among these that updates all of it; `None` if each updates a part.
+    /// The rank of `rest` that updates the whole bucket; `None` if each rank updates a part.
     pub owner: Option<usize>,
     /// The elements that this rank updates.
     pub owned: OwnedRange,
     /// The owned elements' gradients, flat: a part of `grads` unless ranks divide gradients.
     pub owned_grads: Tensor,
-    /// Set if the bucket has one parameter, and another stage has a copy of it.
+    /// The kind of tied copy, if the bucket has one parameter of which another stage has a copy.
     pub tied: Option<TiedCopy>,
 }
 
-/// Weights that lie elsewhere, or in parts, and that are made at once before layers read them.
+/// Weights that lie elsewhere, or in parts, and that are made at once before layers read the weights.
 #[derive(Clone, Debug)]
 pub struct PartedWeights {
-    /// The first layer with parameters in them.
+    /// The first layer with parameters among the weights.
     pub layer: usize,
     /// The weights that layers read, flat.
     pub weights: Tensor,
@@ -47,11 +47,11 @@ pub struct PartedWeights {
     pub source: WeightSource,
     /// The ranks that have parts.
     pub rest: Axes,
-    /// The rank among these that has all; `None` if each has a part.
+    /// The rank of `rest` that has all weights; `None` if each rank has a part.
     pub owner: Option<usize>,
-    /// What these divide. If that is weights, the whole ones are there while the layer runs.
+    /// The memory that the ranks of `rest` divide. If that is weights, the whole ones are there while the layer runs.
     pub sharding: Sharding,
-    /// Backward reads them too. It does not read tables that forward looks rows up in.
+    /// Whether backward reads the weights too. It does not read tables that forward looks rows up in.
     pub backward_reads: bool,
 }
 
@@ -69,7 +69,7 @@ pub enum WeightSource {
 pub struct CodesOfLayer {
     /// The codes of the whole layer: where they lie, or where they are gathered.
     pub all: CodeMemory,
-    /// The codes that a rank keeps, if ranks divide them.
+    /// The codes that a rank keeps, if ranks divide the codes.
     pub owned: Option<CodeMemory>,
 }
 
@@ -78,14 +78,14 @@ pub struct CodesOfLayer {
 pub struct OwnedShard {
     /// The shard, flat.
     pub owned: Tensor,
-    /// Set if the rank quantises the shard before it is gathered.
+    /// The quantised form, if the rank quantises the shard before a gather.
     pub quantized: Option<QuantizedShard>,
 }
 
 /// A range of `main_grad` that ranks compute in parts: partial sums.
 #[derive(Clone, Copy, Debug)]
 pub struct PartialRange {
-    /// The layer that completes it in backward.
+    /// The layer that completes the partial sums in backward.
     pub layer: usize,
     /// The ranks.
     pub over: Axes,
@@ -96,7 +96,7 @@ pub struct PartialRange {
 /// A rank's shard of a bucket of 8-bit weights, which are gathered in 8 bits.
 #[derive(Clone, Debug)]
 pub struct QuantizedShard {
-    /// The weights, also those without an element that this rank updates.
+    /// The weights of the bucket, including weights without an element that this rank updates.
     pub weights: Vec<OwnedQuantized>,
     /// f32: the scales of these weights. The ranks must agree on them: they take the largest of theirs.
     pub scales: Tensor,
@@ -107,12 +107,13 @@ pub struct QuantizedShard {
 pub struct OwnedQuantized {
     /// The weight.
     pub fp8: Fp8Param,
-    /// The masters that this rank owns, and their 8-bit copy, as matrices of any shape. `None` if this rank owns none.
+    /// The masters that this rank owns, and the masters' 8-bit copy, as matrices of any shape. `None` if this rank owns
+    /// none.
     pub owned: Option<(QuantizeSource, Fp8Matrix)>,
 }
 
 impl Params {
-    /// The buckets, in the order backward completes them: from the last layer to the first.
+    /// The buckets, in the order of completion in backward: from the last layer to the first.
     pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
         let memory = |bucket: &Bucket| {
             let all_grads = grads_of(self.grads, &self.layout, bucket.home.grads);
@@ -124,7 +125,7 @@ impl Params {
         self.layout.buckets.iter().map(memory)
     }
 
-    /// The weights of which ranks have parts or codes, in the order of the buckets, frozen ones last.
+    /// The weights of which ranks have parts or codes, in the order of the buckets, frozen weights last.
     pub fn parted_weights(&self) -> impl Iterator<Item = PartedWeights> {
         let memory = |bucket: &Bucket| {
             let of_memory = of_home(&self.weights, bucket.home);

@@ -75,13 +75,13 @@ impl CodeMemory {
         }
     }
 
-    /// Overwrites them all, on a stream.
+    /// Overwrites all codes, on a stream.
     pub(super) fn submit(self, stream: &Stream, input: Tensor) -> Result<()> {
         let CodeMemory { form, codes, scales } = self;
         stream.submit(CodesOfValues { form, input, codes, scales })
     }
 
-    /// Overwrites them all, and waits for the device.
+    /// Overwrites all codes, and waits for the device.
     pub(super) fn set(self, device: &Device, values: &[f32]) -> Result<()> {
         if device.is_dry() || values.is_empty() {
             return Ok(());
@@ -97,7 +97,7 @@ impl CodeMemory {
         stream.synchronize()
     }
 
-    /// The values, as layers read them in this type.
+    /// The values of the codes, rounded to the type that layers read.
     pub(super) fn values(self, device: &Device, dtype: DType) -> Result<Vec<f32>> {
         let CodeMemory { form, codes, scales } = self;
         let mut values = Codes { form, codes: device.download(&codes)?, scales: device.download(&scales)? }.values();

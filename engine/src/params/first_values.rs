@@ -9,7 +9,7 @@ use super::weight_memory::WeightMemory;
 use super::{CodeMemory, Param, ParamSpec, Params};
 
 impl Params {
-    /// Fills parameters with their first values, on a stream of its own, and waits for the device.
+    /// Fills parameters with first values, on a separate stream, and waits for the device.
     ///
     /// # Errors
     /// Errors of the device.
@@ -63,7 +63,7 @@ impl Params {
     }
 }
 
-/// The first values that are made at once, if they go by way of memory that passes.
+/// The number of first values that are made at once, if the values go by way of passing memory.
 const FIRST_VALUES: usize = 16 << 20;
 
 /// The memory that first values pass through, allocated once.
@@ -102,7 +102,8 @@ fn set_first_by_way(
     Ok(())
 }
 
-/// Fills a tensor, and its rounded copy if there is one, with the first values of these elements of a parameter.
+/// Fills a tensor, and the tensor's rounded copy if there is one, with the first values of some elements of a
+/// parameter.
 fn fill(
     stream: &Stream,
     (spec, stored): (&ParamSpec, &Range<usize>),
@@ -118,7 +119,7 @@ fn fill(
     Ok(())
 }
 
-/// Gives the stored elements of a parameter that lie here as codes their first values, in bf16 by way of memory that passes.
+/// Gives first values, in bf16 by way of passing memory, to the stored elements of a parameter that lie here as codes.
 fn set_first_codes(
     stream: &Stream,
     (spec, elements, codes): (&ParamSpec, Range<usize>, CodeMemory),
@@ -134,11 +135,11 @@ fn set_first_codes(
     Ok(())
 }
 
-/// Stored elements of a parameter, and where their first values go.
+/// Stored elements of a parameter, and where the elements' first values go.
 struct FirstPart {
     stored: Range<usize>,
     /// The masters, or weights without masters.
     output: Tensor,
-    /// The weights of these masters.
+    /// The weights of the masters.
     rounded: Option<Tensor>,
 }

@@ -18,36 +18,36 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// A range of the flat buffers. Its gradients are complete, and are reduced, at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The first layer with parameters in it. That layer's backward completes the bucket, and its forward is the first to
-    /// read it.
+    /// The first layer with parameters in the bucket. That layer's backward completes the bucket, and its forward is
+    /// the first to read it.
     pub layer: usize,
-    /// The first element of its whole gradient among the gradients of one type. If ranks divide gradients it is in a
-    /// buffer that layers take turns in.
+    /// The first element of the bucket's whole gradient among the gradients of one type. If ranks divide gradients it
+    /// is in a buffer that layers take turns in.
     pub start: usize,
     /// The first element of the gradient that this rank keeps, there too.
     pub part_start: usize,
-    /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
+    /// The number of the bucket's elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
-    /// The memory of its weights, and the ranks that divide its masters and state.
+    /// The memory of the bucket's weights, and the ranks that divide the weights' masters and state.
     pub home: ParamMemory,
-    /// The place of this rank among those that divide it.
+    /// The place of this rank among the ranks that divide the bucket.
     pub place: Place,
-    /// The rank among these that updates all of it; `None` if each updates a part.
+    /// The rank that updates the whole bucket, among the ranks that divide the bucket; `None` if each rank updates a part.
     pub owner: Option<usize>,
     /// The elements of the bucket that this rank updates.
     pub owned: OwnedRange,
     /// The bucket's first element in the weights of that memory.
     pub weights_start: usize,
-    /// The first element that this rank updates, among all those that it updates in that memory.
+    /// The first element that this rank updates, among all elements that the rank updates in that memory.
     pub owned_start: usize,
-    /// The ranks over which its gradients are summed: those that have other tokens.
+    /// The ranks over which the bucket's gradients are summed: those that have other tokens.
     pub sums: Axes,
     /// The bucket's place in the buffers that layers take turns in: for [`WeightMemory::Gathered`] of the whole
     /// weights, and if ranks divide gradients of whole gradients.
     pub turn: Turn,
-    /// Set if the bucket has one parameter, and another stage has a copy of it.
+    /// The kind of tied copy, if the bucket has one parameter of which another stage has a copy.
     pub tied: Option<TiedCopy>,
-    /// A step gathers its weights before its first use of them.
+    /// Whether a step gathers the bucket's weights before the first use of the weights.
     pub is_gathered: bool,
 }
 
@@ -56,28 +56,28 @@ pub struct Bucket {
 pub struct Turn {
     /// The buffer.
     pub buffer: usize,
-    /// The first element in it.
+    /// The first element in the buffer.
     pub start: usize,
 }
 
 /// The place of one parameter, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
-    /// The memory of its weights, and the ranks that divide its masters and state.
+    /// The memory of the parameter's weights, and the ranks that divide the parameter's masters and state.
     pub home: ParamMemory,
-    /// Among the gradients of its type; `None` if it is frozen.
+    /// The place among the gradients of the same type; `None` if the parameter is frozen.
     pub grad: Option<usize>,
-    /// Among all parameters of its memory.
+    /// The place among all parameters of the same memory.
     pub flat: usize,
     /// For [`WeightMemory::Gathered`]: in the buffers that layers take turns in.
     pub turn: Turn,
     /// The elements that are updated here.
     pub owned: OwnedRange,
-    /// The first of these in the master weights of its memory.
+    /// The first owned element in the master weights of the parameter's memory.
     pub master: usize,
-    /// The first of their gradients, among those of its type.
+    /// The first gradient of owned elements, among the owned gradients of the same type.
     pub owned_grad: usize,
-    /// A step gathers the elements of other ranks before its first use of them.
+    /// Whether a step gathers the elements of other ranks before the first use of the parameter.
     pub is_gathered: bool,
 }
 
@@ -92,7 +92,7 @@ pub(crate) const TURNS_OF_ENDS: usize = 1;
 pub struct FlatLayout {
     /// The place of each parameter.
     pub params: Vec<ParamOffsets>,
-    /// In the order backward completes them: from the last layer to the first.
+    /// The buckets in the order of completion in backward: from the last layer to the first.
     pub buckets: Vec<Bucket>,
     /// The buckets of frozen parameters that ranks divide. They have no gradients.
     pub frozen: Vec<Bucket>,
@@ -100,7 +100,7 @@ pub struct FlatLayout {
     pub f32_gradients: usize,
     /// Elements of all parameters with gradients in bf16, with padding.
     pub bf16_gradients: usize,
-    /// Elements of all parameters by the memory of their weights, with padding.
+    /// Elements of all parameters by the memory of the parameters' weights, with padding.
     pub by_home: Vec<HomeSize>,
 }
 
@@ -211,7 +211,7 @@ impl FlatLayout {
         ParamOffsets { home: *home, grad: None, flat, turn, owned, master: 0, owned_grad: 0, is_gathered: false }
     }
 
-    /// Adds a bucket with the places of its members.
+    /// Adds a bucket with the places of the bucket's members.
     fn add_bucket(
         &mut self,
         specs: &[ParamSpec],
@@ -262,7 +262,7 @@ impl Bucket {
     }
 }
 
-/// A bucket's layer, and its elements with padding.
+/// A bucket's layer, and the bucket's elements with padding.
 struct BucketSize {
     layer: usize,
     elements: usize,
@@ -271,7 +271,8 @@ struct BucketSize {
 }
 
 impl BucketSize {
-    /// Of a bucket with these members, of a rank at this place. It belongs to `owner`, or each rank has a part.
+    /// The size of a bucket with `members`, on a rank at `place`. It belongs to `owner`, or each rank has a
+    /// part.
     fn of(specs: &[ParamSpec], members: &[usize], place: Place, owner: Option<usize>) -> BucketSize {
         let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
         let elements = elements.next_multiple_of(ALIGNMENT * owner.map_or(place.count, |_| 1));
@@ -279,7 +280,7 @@ impl BucketSize {
     }
 }
 
-/// The ranks that parameters belong to, by parameter; `None` of those that ranks cut.
+/// The ranks that parameters belong to, by parameter; `None` for parameters that ranks cut.
 fn owners_of(specs: &[ParamSpec], homes: &[ParamMemory], ranks: &Ranks) -> Vec<Option<usize>> {
     let whole: Vec<usize> = (0..specs.len()).filter(|&of| homes[of].division == Division::Parameters).collect();
     let belonging = |&of: &usize| Belonging { elements: aligned_elements(&specs[of]), over: homes[of].rest };

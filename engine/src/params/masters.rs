@@ -1,4 +1,4 @@
-//! The forms of master weights, and how these go to and from the device.
+//! The forms of master weights, and how master weights go to and from the device.
 
 use device::ops::{join_master, split_master};
 use device::{DType, Device, Result, Tensor, bf16};
@@ -22,8 +22,8 @@ impl MasterForm {
     }
 }
 
-/// The values of masters, whatever their form, f32; of a frozen parameter its weights. `weights` has the type that layers read:
-/// remainders complete it.
+/// The values of masters in any form, as f32; of a frozen parameter the weights. `weights` has the type that layers
+/// read: remainders complete it.
 ///
 /// # Errors
 /// Errors of the device.
@@ -38,7 +38,7 @@ pub(super) fn download(device: &Device, masters: &Tensor, weights: Option<Tensor
     }
 }
 
-/// Weights of these values, whose masters have that type.
+/// Weights rounded from `values`, whose masters have that type.
 pub(super) fn rounded(values: &[f32], masters: DType) -> Vec<bf16> {
     match masters {
         DType::U16 => values.par_iter().map(|&x| split_master(x).0).collect(),
@@ -46,7 +46,7 @@ pub(super) fn rounded(values: &[f32], masters: DType) -> Vec<bf16> {
     }
 }
 
-/// Overwrites master weights, in their form.
+/// Overwrites master weights, in the masters' form.
 pub(super) fn upload_masters(device: &Device, masters: &Tensor, values: &[f32]) -> Result<()> {
     match masters.dtype {
         DType::U16 => device.upload(masters, &values.par_iter().map(|&x| split_master(x).1).collect::<Vec<u16>>()),

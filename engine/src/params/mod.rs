@@ -53,24 +53,24 @@ pub struct Param {
     /// optimizer the owned elements, flat. A frozen parameter has none: here are its weights, in their type.
     pub master: Tensor,
     /// The owned elements in the type that layers read, flat, rewritten by each update; `None` if `master` has that
-    /// type, or if they are quantised before they are gathered.
+    /// type, or if the elements are quantised before a gather.
     pub owned_weight: Option<Tensor>,
-    /// `main_grad`, f32 or bf16, in the parameter's shape; `None` if it is frozen. If ranks divide gradients these are
-    /// those of a microbatch, until the next layer of the same turn computes its own.
+    /// The gradient in `main_grad`, f32 or bf16, in the parameter's shape; `None` if the parameter is frozen. If ranks
+    /// divide gradients these are those of a microbatch, until the next layer of the same turn computes its own.
     pub grad: Option<Tensor>,
-    /// The gradients of the elements that this rank updates, flat; `None` if it is frozen.
+    /// The gradients of the elements that this rank updates, flat; `None` if the parameter is frozen.
     pub owned_grad: Option<Tensor>,
     /// The elements that this rank updates; none of a frozen parameter.
     pub owned: OwnedRange,
-    /// Set if its products have 8-bit factors.
+    /// The 8-bit copies, if the parameter's products have 8-bit factors.
     pub fp8: Option<Fp8Param>,
-    /// Set if its values lie as codes: of all, or of the owned elements if ranks divide them. `master` then is the memory
-    /// of these.
+    /// The memory of codes, if the parameter's values lie as codes: of all, or of the owned elements if ranks divide
+    /// them. `master` then is the memory of these.
     pub codes: Option<CodeMemory>,
 }
 
 impl Param {
-    /// The master weights of the elements that this rank updates; of a frozen parameter its weights.
+    /// The master weights of the elements that this rank updates; of a frozen parameter the weights.
     ///
     /// # Errors
     /// Errors of the device.
@@ -107,10 +107,11 @@ struct Weights {
     home: ParamMemory,
     /// Flat. All of them, or of gathered weights the owned part.
     weights: Tensor,
-    /// The master weights that this rank owns, in their form, flat; `None` for f32 weights, which are their own masters, and
-    /// for frozen weights.
+    /// The master weights that this rank owns, in the masters' form, flat; `None` for f32 weights, which need no
+    /// separate masters, and for frozen weights.
     masters: Option<Tensor>,
-    /// Of gathered weights, and of those that lie as codes: the buffers that layers take turns in, each as large as the largest layer.
+    /// Of gathered weights, and of weights that lie as codes: the buffers that layers take turns in, each
+    /// as large as the largest layer.
     turns: Vec<Tensor>,
     /// Set if the weights lie as codes. `weights` then is the memory of these.
     codes: Option<CodeMemory>,
@@ -120,8 +121,8 @@ struct Weights {
 
 impl Params {
     /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
-    /// their first values. Without a seed they stay 0 until they are loaded. Of the ranks `rest` those with
-    /// other tokens divide master weights and optimizer state.
+    /// first values. Without a seed the weights stay 0 until a load. Of the ranks `rest` those with other tokens
+    /// divide master weights and optimizer state.
     ///
     /// # Errors
     /// Out of memory.
@@ -239,7 +240,8 @@ impl Params {
         Ok(Params { specs, ranks, rest, divided, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
 
-    /// Overwrites a parameter with f32 values of its stored shape: the weights that layers read and the master weights.
+    /// Overwrites a parameter with f32 values of the parameter's stored shape: the weights that layers read and the
+    /// master weights.
     ///
     /// # Errors
     /// Another number of values.
@@ -271,7 +273,7 @@ impl Params {
         }
     }
 
-    /// The stored elements of a parameter that need their values before the first step: all, or those that this rank updates
+    /// The stored elements of a parameter that need values before the first step: all, or those that this rank updates
     /// if a step gathers the others.
     pub fn needed(&self, index: usize) -> Range<usize> {
         match self.layout.params[index].is_gathered {
@@ -280,7 +282,7 @@ impl Params {
         }
     }
 
-    /// Overwrites the elements that [`Params::needed`] says with their values.
+    /// Overwrites the elements that [`Params::needed`] says with the elements' values.
     ///
     /// # Errors
     /// Another number of values.
@@ -291,7 +293,7 @@ impl Params {
         }
     }
 
-    /// Overwrites the elements that this rank updates, of a weight that has its other elements from other ranks.
+    /// Overwrites the elements that this rank updates, of a weight whose other elements come from other ranks.
     fn set_owned(&self, device: &Device, index: usize, part: &[f32]) -> Result<()> {
         let Param { master, owned_weight, codes, .. } = self.params[index];
         if part.is_empty() {
@@ -320,17 +322,17 @@ impl Params {
         }
     }
 
-    /// All parameters with their declarations.
+    /// All parameters, each with a declaration.
     pub fn iter(&self) -> impl Iterator<Item = (&ParamSpec, &Param)> {
         self.specs.iter().zip(&self.params)
     }
 
-    /// The rank that has these parameters, and its communicators.
+    /// The rank that has the parameters, and the rank's communicators.
     pub fn ranks(&self) -> &Rc<Ranks> {
         &self.ranks
     }
 
-    /// The ranks that divide parameters or state of a stage, whichever parameters this one has.
+    /// The ranks that divide parameters or state of a stage, whichever parameters this rank has.
     pub fn divided(&self) -> Axes {
         self.divided
     }
@@ -352,7 +354,7 @@ impl Params {
         owned.filter(|range| !range.is_empty()).collect()
     }
 
-    /// Whether the parameter's first element is among those that are [counted](Params::counted) here.
+    /// Whether the parameter's first element is among the elements that are [counted](Params::counted) here.
     pub fn counts_first(&self, index: usize) -> bool {
         let first = |slab: &&Slab| slab.offset.iter().all(|&at| at == 0);
         let start = self.specs[index].slabs.iter().find(first).map(|slab| slab.start);
@@ -379,12 +381,12 @@ impl Params {
         self.fp8.bytes()
     }
 
-    /// Bytes of the weights that layers read, the f32 ones among them.
+    /// Bytes of the weights that layers read, f32 weights included.
     pub fn weight_bytes(&self) -> usize {
         self.weights.iter().map(Weights::bytes).sum()
     }
 
-    /// Bytes of those weights that are their own masters.
+    /// Bytes of weights that also are masters.
     pub fn own_master_bytes(&self) -> usize {
         let own = |weights: &&Weights| weights.masters.is_none() && !weights.home.memory.is_frozen();
         self.weights.iter().filter(own).map(|weights| weights.weights.bytes()).sum()
@@ -395,7 +397,7 @@ impl Params {
         self.weights.iter().filter(|weights| weights.home.memory.is_frozen()).map(Weights::bytes).sum()
     }
 
-    /// Bytes of the master weights there that are memory of their own; 0 if all parameters are f32.
+    /// Bytes of the master weights there that have separate memory; 0 if all parameters are f32.
     pub fn master_bytes_in(&self, home: Home) -> usize {
         let there = self.weights.iter().filter(|weights| weights.home.masters == home);
         there.filter_map(|weights| weights.masters).map(|masters| masters.bytes()).sum()
@@ -403,7 +405,7 @@ impl Params {
 }
 
 impl Weights {
-    /// Allocates the weights of one memory, so many elements, and sets them to 0.
+    /// Allocates the weights of one memory, so many elements, and sets all to 0.
     fn allocate(
         device: &Device,
         areas: &mut Vec<Area>,
@@ -446,7 +448,7 @@ impl Weights {
         Ok(Weights { home, weights, masters, turns, codes, gathered_codes })
     }
 
-    /// Bytes of the weights in their buffers, without masters.
+    /// Bytes of the weights in buffers, without masters.
     fn bytes(&self) -> usize {
         let scales = self.codes.iter().map(|codes| &codes.scales);
         let values: usize = [&self.weights].into_iter().chain(&self.turns).chain(scales).map(Tensor::bytes).sum();

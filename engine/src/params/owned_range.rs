@@ -5,7 +5,7 @@ use std::ops::Range;
 use device::Tensor;
 use parallel::Place;
 
-/// The elements of a parameter, as it is stored here, or of a bucket that this rank updates.
+/// The elements of a parameter's stored values, or of a bucket, that this rank updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnedRange {
     /// The index of the first element.

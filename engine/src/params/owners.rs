@@ -1,4 +1,4 @@
-//! The ranks that parameters belong to, if they are not cut.
+//! The ranks that uncut parameters belong to.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! What ranks with other tokens divide beyond the parts that they divide in any case.
+//! What ranks with other tokens divide beyond the parts that such ranks divide in any case.
 
 /// What the ranks that have other tokens divide of a parameter. Each choice includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

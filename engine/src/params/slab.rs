@@ -9,18 +9,18 @@ pub struct Slab {
     pub offset: Vec<usize>,
     /// The slab's sizes, by axis, without padding.
     pub sizes: Vec<usize>,
-    /// The index of its first element in the stored values. The slab lies there without gaps.
+    /// The index of the slab's first element in the stored values. The slab lies there without gaps.
     pub start: usize,
 }
 
 impl Slab {
-    /// The number of its elements.
+    /// The number of the slab's elements.
     pub fn elements(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// The part of it in a range of the stored values, as slabs. For a matrix these are at most three: the rest of
-    /// a row, whole rows, and the start of a row.
+    /// The part of the slab in a range of the stored values, as slabs. For a matrix these are at most three: the rest
+    /// of a row, whole rows, and the start of a row.
     pub fn within(&self, range: Range<usize>) -> Vec<Slab> {
         let first = range.start.max(self.start) - self.start;
         let end = range.end.saturating_sub(self.start).min(self.elements());

@@ -1,4 +1,4 @@
-//! The declaration of a parameter by its model.
+//! The declaration of a parameter by the parameter's model.
 
 use std::ops::Range;
 
@@ -34,12 +34,12 @@ pub enum TiedCopy {
     Replica,
 }
 
-/// A parameter as a model declares it.
+/// A parameter in a model's declaration.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
-    /// The parameter's name, as in Hugging Face checkpoints if they have one for it.
+    /// The parameter's name, as in Hugging Face checkpoints if such checkpoints have the parameter.
     pub name: String,
-    /// The parameter's shape as this rank stores it. Linear weights are `(out features, in features)`.
+    /// The parameter's stored shape on this rank. Linear weights are `(out features, in features)`.
     pub shape: Shape,
     /// The number of real rows stored here. A padded vocabulary has more rows; they stay zero.
     pub rows: usize,
@@ -47,28 +47,28 @@ pub struct ParamSpec {
     pub whole: Vec<usize>,
     /// The parameter's spread over the ranks.
     pub spread: Spread,
-    /// The memory that master weights and optimizer state lie in, if they are no weights that layers read.
+    /// The memory that master weights and optimizer state lie in, if separate from the weights that layers read.
     pub state_home: Home,
-    /// The form of its master weights.
+    /// The form of the parameter's master weights.
     pub master_form: MasterForm,
     /// The places in the whole parameter of the values stored here.
     pub slabs: Vec<Slab>,
     /// The type of the weights that layers read: f32 or bf16.
     pub dtype: DType,
-    /// The type of its gradient, `main_grad`: f32, or bf16 for a weight of a block.
+    /// The type of the parameter's gradient, `main_grad`: f32, or bf16 for a weight of a block.
     pub grad_type: DType,
     /// The parameter's first values.
     pub init: Init,
     /// The memory that ranks with other tokens divide.
     pub sharding: Sharding,
-    /// The way in which ranks divide the parameter; without meaning if it is frozen.
+    /// The way in which ranks divide the parameter; without meaning if the parameter is frozen.
     pub division: Division,
     /// The number of buffers that layers take turns in, if ranks divide weights or gradients.
     pub turns: usize,
     /// The layer that completes the gradient in backward.
     pub layer: usize,
-    /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
-    /// tables are like this.
+    /// Whether backward always adds to the parameter's gradient and never overwrites, so the gradient is set to 0 in
+    /// every step. Embedding tables are like this.
     pub sparse: bool,
     /// The parameter is the weight of a linear layer in a block. Each of its parts packs matrices: see [`Part::rows`].
     pub is_block_weight: bool,
@@ -83,10 +83,10 @@ pub struct ParamSpec {
     /// The parameter is frozen: it has no gradient, no master weights and no optimizer state. Gradients pass through
     /// its layer to the layers before.
     pub frozen: bool,
-    /// The parameter is whole on every rank, because the step writes it.
+    /// Whether the parameter is whole on every rank, because the step writes the parameter.
     pub stays_whole: bool,
-    /// The parameter's values lie in memory as codes of this form, and layers take turns in buffers with them as they
-    /// read them. It is frozen then, and its rows, as this rank stores them, have a multiple of
+    /// The form of the codes in memory, if the parameter's values lie as codes: layers take turns in buffers with the
+    /// values. It is frozen then, and its rows, as this rank stores them, have a multiple of
     /// [`CODE_BLOCK`](device::ops::CODE_BLOCK) values.
     pub codes: Option<CodeForm>,
 }
@@ -130,7 +130,8 @@ impl ParamSpec {
         ParamSpec { rows, ..self }
     }
 
-    /// The share of the parameter that one of the ranks stores, if the parameter lies in these parts. It was stored whole.
+    /// The share of the parameter that one of the ranks stores, if the parameter lies in `parts`. It was
+    /// stored whole.
     pub fn lying_in(self, ranks: &Ranks, parts: Vec<Part>) -> ParamSpec {
         let spread = Spread { parts, ..self.spread };
         let shape = Shape::new(&spread.stored_sizes(ranks, self.shape.sizes()));
@@ -140,14 +141,14 @@ impl ParamSpec {
         ParamSpec { shape, rows, slabs, spread, ..self }
     }
 
-    /// The same parameter, but each of these ranks computes a partial sum of its gradient.
+    /// The same parameter, but each rank of `axes` computes a partial sum of the gradient.
     pub fn partial_over(mut self, axes: Axes) -> ParamSpec {
         self.spread.parts.iter_mut().for_each(|part| part.partial = part.partial | axes);
         self
     }
 
-    /// The same parameter, with masters and state divided over those of the ranks `over` that its gradient is summed
-    /// over. A frozen one has neither; its weights may be divided.
+    /// The same parameter, with masters and state divided over the ranks of `over` that the gradient is summed over. A
+    /// frozen one has neither; its weights may be divided.
     pub fn resting(mut self, ranks: &Ranks, over: Axes) -> ParamSpec {
         let divides_nothing = self.frozen && self.sharding < Sharding::Weights;
         self.spread.rest = if divides_nothing { Axes::NONE } else { self.spread.sums(ranks) & over };
@@ -160,8 +161,8 @@ impl ParamSpec {
         self.spread.stored_rows(ranks).into_iter().map(|rows| rows.start * row..rows.end * row).collect()
     }
 
-    /// The stored elements of which no rank before this one in a group has a copy. Ranks that divide the parameter at rest
-    /// all have them: of these each counts what it owns.
+    /// The stored elements of which no earlier rank in a group has a copy. Ranks that divide the parameter at rest all
+    /// have them: of these each counts what it owns.
     pub(super) fn counted(&self, ranks: &Ranks, group: Axes) -> Vec<Range<usize>> {
         let first = |part: &Part| ranks.place(group - part.cut_over() - self.spread.rest).is_first();
         let mut counted: Vec<Range<usize>> = Vec::new();
@@ -177,8 +178,9 @@ impl ParamSpec {
         counted
     }
 
-    /// The operation that gives a slab of the parameter its first values: `output`, and `rounded` if the slab has a copy in bf16.
-    /// The slab is whole along all axes but the first two, or has one entry along the axes before the one that is cut.
+    /// The operation that gives a slab of the parameter the slab's first values: `output`, and `rounded` if the slab
+    /// has a copy in bf16. The slab is whole along all axes but the first two, or has one entry along the axes before
+    /// the one that is cut.
     pub(super) fn init_slab(&self, slab: &Slab, seed: u64, output: Tensor, rounded: Option<Tensor>) -> FirstValues {
         let distribution = match self.init {
             Init::Constant(value) => Distribution::Constant(value),

@@ -12,19 +12,19 @@ use super::slab::Slab;
 pub struct Cut {
     /// The dimension: those of [`Part::rows`] come first, then the others of the parameter.
     pub dim: usize,
-    /// The ranks that divide it. Other ranks store copies.
+    /// The ranks that divide the dimension. Other ranks store copies.
     pub over: Axes,
 }
 
-/// Consecutive rows of a parameter that ranks divide by themselves, such as the queries of a packed weight.
+/// Consecutive rows of a parameter that ranks divide separately, such as the queries of a packed weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Rows, with padding, as layers see them: `[rows]`, or of experts `[experts, gate and values, channels]`. The last are
-    /// those of one matrix.
+    /// Rows, with padding, in the layers' order: `[rows]`, or of experts `[experts, gate and values, channels]`. The
+    /// last are those of one matrix.
     pub rows: Vec<usize>,
     /// Divided dimensions, in ascending order.
     pub cuts: Vec<Cut>,
-    /// The ranks of which each computes a partial sum of its gradient.
+    /// The ranks that each compute a partial sum of the part's gradient.
     pub partial: Axes,
 }
 
@@ -63,11 +63,11 @@ impl Part {
 pub struct Spread {
     /// All rows, in order.
     pub parts: Vec<Part>,
-    /// The ranks that have other tokens where the parameter is used, beyond those of [`Axis::Tokens`]: of experts that are
-    /// whole, the ranks that share the layers around them.
+    /// The ranks beyond [`Axis::Tokens`] that have other tokens where the parameter is used: of experts that are whole,
+    /// the ranks that share the layers around them.
     pub more_tokens: Axes,
-    /// The ranks that divide its master weights and its optimizer's state further: flat, each a part of every bucket
-    /// (ZeRO stage 1, Rajbhandari et al., 2020).
+    /// The ranks that divide the parameter's master weights and optimizer state further: flat, each a part of every
+    /// bucket (ZeRO stage 1, Rajbhandari et al., 2020).
     pub rest: Axes,
 }
 
@@ -77,12 +77,13 @@ impl Spread {
         Spread::of(vec![Part::whole(vec![rows])])
     }
 
-    /// A parameter in these parts, whose gradient is summed over the ranks of [`Axis::Tokens`] that do not divide it.
+    /// The spread of a parameter in `parts`, whose gradient is summed over the ranks of [`Axis::Tokens`] that
+    /// do not divide the parameter.
     pub fn of(parts: Vec<Part>) -> Spread {
         Spread { parts, more_tokens: Axes::NONE, rest: Axes::NONE }
     }
 
-    /// The ranks over which its gradient is summed once it is complete: those with other tokens that do not divide it.
+    /// The ranks over which the parameter's complete gradient is summed: those with other tokens that do not divide it.
     pub fn sums(&self, ranks: &Ranks) -> Axes {
         (ranks.axes(Axis::Tokens) | self.more_tokens) - self.cut_over()
     }
@@ -92,7 +93,7 @@ impl Spread {
         self.parts.iter().fold(Axes::NONE, |all, part| all | part.cut_over())
     }
 
-    /// The sizes that a rank stores of a parameter of these padded sizes.
+    /// The sizes that a rank stores of a parameter with the sizes `padded`.
     pub(super) fn stored_sizes(&self, ranks: &Ranks, padded: &[usize]) -> Vec<usize> {
         let rows = self.stored_rows(ranks).last().map_or(0, |last| last.end);
         let columns = padded.iter().enumerate().skip(1).map(|(dim, &size)| self.columns(ranks, dim, size).len());
@@ -117,7 +118,7 @@ impl Spread {
         self.parts.first().map_or(0..0, of_part)
     }
 
-    /// The slabs that a rank stores of a whole of these sizes, without padding.
+    /// The slabs that a rank stores of a parameter with the sizes `whole`, without padding.
     pub(super) fn slabs(&self, ranks: &Ranks, whole: &[usize]) -> Vec<Slab> {
         let columns: Vec<Range<usize>> =
             whole.iter().enumerate().skip(1).map(|(dim, &size)| self.columns(ranks, dim, size)).collect();
@@ -172,8 +173,8 @@ fn runs(part: &Part, ranks: &Ranks) -> Vec<Range<usize>> {
 /// A core computes so many values in turn.
 const FILLED: usize = 4096;
 
-/// The values of these slabs of a whole that lie in `range` of the stored ones, with 0 for padding. `value` gives an element
-/// of the whole by its index.
+/// The values of `slabs` in `range` of the stored values, with 0 for padding. `value` gives an element of the
+/// whole by its index.
 pub(super) fn fill(
     whole: &[usize],
     slabs: &[Slab],

@@ -6,9 +6,9 @@ use parallel::{Axes, Ranks};
 use super::flat_layout::FlatLayout;
 use super::spec::ParamSpec;
 
-/// The same parameters, of which the last ones have their state on the host: whole buckets, with at least that share of all
-/// trained elements. So the ranks that divide a bucket divide it as they would without. The updates of the last parameters
-/// come last, so the first of them comes in while others are updated.
+/// The same parameters, with the state of the last parameters on the host: whole buckets, with at least that share of all
+/// trained elements. So the ranks that divide a bucket divide it as they would without. The updates of the last
+/// parameters come last, so the first of them comes in while others are updated.
 pub(crate) fn with_state_on_host(
     mut specs: Vec<ParamSpec>,
     share: f64,

@@ -10,7 +10,7 @@ use super::sharding::{Division, Sharding};
 use super::spec::ParamSpec;
 use crate::fp8::Made;
 
-/// The share of a parameter's weights that a rank has, and their type.
+/// The share of a parameter's weights that a rank has, and the weights' type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightMemory {
     /// All, at any time. f32 weights are their own masters.
@@ -28,18 +28,19 @@ pub enum WeightMemory {
     GatheredCodes(DType, CodeForm),
 }
 
-/// The memory of a parameter's weights, and the ranks that divide their masters and state. All ranks find the same.
+/// The memory of a parameter's weights, and the ranks that divide the weights' masters and state. All ranks find the
+/// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamMemory {
     /// The weights.
     pub memory: WeightMemory,
     /// The ranks.
     pub rest: Axes,
-    /// What these ranks divide.
+    /// The memory that the ranks of `rest` divide.
     pub sharding: Sharding,
-    /// How they divide it.
+    /// How ranks divide that memory.
     pub division: Division,
-    /// The number of buffers that its layers take turns in.
+    /// The number of buffers that the parameter's layers take turns in.
     pub turns: usize,
     /// The memory of masters that are no weights that layers read.
     pub masters: Home,
@@ -99,7 +100,7 @@ impl WeightMemory {
         }
     }
 
-    /// Whether a rank has its part, and layers take turns to gather the whole.
+    /// Whether a rank has a part, and layers take turns to gather the whole weights.
     pub(super) fn is_gathered(self) -> bool {
         matches!(self, WeightMemory::Gathered(_) | WeightMemory::GatheredFrozen(_) | WeightMemory::GatheredCodes(..))
     }
@@ -109,12 +110,12 @@ impl WeightMemory {
         self.is_gathered() || self.codes().is_some()
     }
 
-    /// Whether nothing updates them.
+    /// Whether nothing updates the weights.
     pub(super) fn is_frozen(self) -> bool {
         matches!(self, WeightMemory::Frozen(_) | WeightMemory::GatheredFrozen(_)) || self.codes().is_some()
     }
 
-    /// The form of the codes that the weights lie as; `None` if they lie as values.
+    /// The form of the codes that the weights lie as; `None` if the weights lie as values.
     pub(super) fn codes(self) -> Option<CodeForm> {
         match self {
             WeightMemory::Coded(_, form) | WeightMemory::GatheredCodes(_, form) => Some(form),

@@ -25,7 +25,7 @@ use crate::graph_options::Scope;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
-/// The pass, with what it has begun in a step.
+/// The pass, with the operations that the pass has begun in a step.
 pub(crate) struct Buckets {
     queue: Rc<SideStream>,
     /// The layers of this rank, in the order of forward.
@@ -46,13 +46,14 @@ pub(crate) struct Buckets {
     graphs: Option<Scope>,
     /// Operations that have begun and that the code has not submitted yet.
     begun: Vec<Op>,
-    /// The next region to end, of those that become graphs, waits for the transfers that began in it.
+    /// Whether the next region to end, of all regions that become graphs, waits for the transfers that began in the
+    /// region.
     ends_soon: bool,
 }
 
 /// The gathers of a layer.
 struct Gathers {
-    /// The layers before and after it in the same chunk.
+    /// The neighbouring layers in the same chunk, before and after.
     before: Option<usize>,
     after: Option<usize>,
     /// For the first forward of the step.
@@ -100,7 +101,7 @@ impl Buckets {
         }
     }
 
-    /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
+    /// The layer of this rank that comes after `layer` in forward, and so before `layer` in backward.
     fn after(&self, layer: usize) -> Option<usize> {
         let at = self.layers.iter().position(|&here| here == layer)?;
         self.layers.get(at + 1).copied()
@@ -170,7 +171,7 @@ impl Buckets {
         end
     }
 
-    /// Whether the end of a region waits for transfers that began in it.
+    /// Whether the end of a region waits for transfers that began in the region.
     fn ends(&self, region: Region) -> bool {
         match region {
             Region::Chunk { .. } => true,

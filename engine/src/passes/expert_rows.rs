@@ -1,4 +1,4 @@
-//! Rows that go to the ranks of their experts and back, beside products that do not need them.
+//! Rows that go to the ranks of experts and back, beside products that do not need the rows.
 //!
 //! A transfer begins as soon as its values are there, ahead of products that come before it in the code: in forward those
 //! of the shared expert, in backward those of the experts' own gradients. Then work that comes after the last transfer's
@@ -40,7 +40,7 @@ impl ExpertRowQueues {
 }
 
 impl ExpertRows {
-    /// For transfers of these groups.
+    /// The pass for transfers of `groups`.
     pub(crate) fn new(queues: &ExpertRowQueues, groups: Vec<Rc<dyn Communicator>>) -> ExpertRows {
         ExpertRows { queues: queues.clone(), groups }
     }
@@ -49,12 +49,13 @@ impl ExpertRows {
         self.groups.iter().any(|group| entry.is_transfer_of(group))
     }
 
-    /// Whether an entry may be moved with a transfer that it has values for.
+    /// Whether an entry may be moved with a transfer that the entry has values for.
     fn is_small(entry: &PieceEntry) -> bool {
         entry.queue().is_none() && !is_product(entry) && !matches!(entry.op(), Op::Collective(_))
     }
 
-    /// Moves each transfer, with the small operations that make its values, ahead of products that neither needs.
+    /// Moves each transfer, with the small operations that make the transfer's values, ahead of products that neither
+    /// needs.
     fn hoist(&self, entries: &mut Vec<PieceEntry>) {
         for at in 0..entries.len() {
             if !self.is_own(&entries[at]) {
@@ -95,7 +96,8 @@ impl ExpertRows {
         move_to(entries, &pulled, reader);
     }
 
-    /// Moves the later half of the products that the last transfer does not need, with what follows from them, behind it.
+    /// Moves the later half of the products that the last transfer does not need, with all that follows
+    /// from that half, behind the transfer.
     fn leave(&self, entries: &mut Vec<PieceEntry>) {
         let Some(last) = entries.iter().rposition(|entry| self.is_own(entry)) else { return };
         let reader = first_reader(entries, last).unwrap_or(entries.len());
@@ -146,7 +148,7 @@ impl ExpertRows {
     }
 }
 
-/// Whether it is a product of the region's own queue: it takes as long as a transfer does.
+/// Whether the entry is a product of the region's own queue: it takes as long as a transfer does.
 fn is_product(entry: &PieceEntry) -> bool {
     let takes_long =
         matches!(entry.op(), Op::Gemm(_) | Op::GroupedGemm(_) | Op::Attention(_) | Op::AttentionBackward(_));
@@ -186,7 +188,7 @@ impl StepPass<Region> for ExpertRows {
     }
 }
 
-/// Whether an entry keeps its place among others. Transfers of a communicator have the same order on all ranks.
+/// Whether an entry keeps the entry's place among others. Transfers of a communicator have the same order on all ranks.
 fn is_fixed(entry: &PieceEntry) -> bool {
     entry.queue().is_some() || matches!(entry.op(), Op::Collective(_))
 }

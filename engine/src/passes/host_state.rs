@@ -20,7 +20,7 @@ use crate::regions::Region;
 
 /// The state on the host.
 pub(crate) struct StateOnHost {
-    /// The buffers that it lies in.
+    /// The buffers that the state lies in.
     pub(crate) buffers: Rc<HashSet<BufferId>>,
     pub(crate) queues: HostQueues,
 }
@@ -33,7 +33,7 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
-    /// Moves are on these queues, or on the region's own.
+    /// The pass with moves on `queues`, or on the region's own queue.
     pub(crate) fn new(buffers: &Rc<HashSet<BufferId>>, queues: Option<HostQueues>) -> HostState {
         HostState { buffers: buffers.clone(), queues }
     }
@@ -63,7 +63,7 @@ impl HostState {
     }
 }
 
-/// An operation on state, with the moves before and after it.
+/// An operation on state, with the moves before and after.
 struct MovedEntry {
     comes: Vec<PieceEntry>,
     entry: PieceEntry,

@@ -43,9 +43,9 @@ pub(crate) struct Timing {
     pub(crate) left_out: Vec<PassName>,
     /// The memory of the parameters' gradients.
     pub(crate) gradients: BufferId,
-    /// Backwards leave weight gradients to regions of their own.
+    /// Whether backwards leave weight gradients to separate regions.
     pub(crate) splits_backward: bool,
-    /// A layer's weight gradients may be computed next to the backwards of the layers before it.
+    /// Whether a layer's weight gradients may be computed next to the backwards of earlier layers.
     pub(crate) gradients_outlive_layers: bool,
     pub(crate) weights_queue: Rc<SideStream>,
     pub(crate) ranks: Rc<Ranks>,

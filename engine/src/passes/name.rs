@@ -7,11 +7,11 @@ use std::fmt::{Display, Formatter};
 pub enum PassName {
     /// Saved tensors on the host between forward and backward.
     Present,
-    /// State of the optimizer on the host, moved to the device around its update.
+    /// State of the optimizer on the host, moved to the device around the optimizer's update.
     HostState,
     /// Forwards next to backwards of other microbatches.
     Overlap,
-    /// Gradients of weights on a queue of their own, or in the regions that a split backward has for them.
+    /// Gradients of weights on a separate queue, or in the regions that a split backward has for weight gradients.
     WeightGradients,
     /// Transfers between ranks that share layers beside products.
     TensorParallelTransfers,
@@ -19,7 +19,7 @@ pub enum PassName {
     ExpertRows,
     /// Sums of gradients over data-parallel ranks, and gathers of weights, next to layers.
     Buckets,
-    /// Receives from other stages ahead of the tasks that need them.
+    /// Receives from other stages ahead of the tasks that need the values.
     StageTransfers,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Overlap {
     ahead: usize,
     /// The heads: their forward belongs to a backward.
     heads: Vec<usize>,
-    /// Communicators, each with the one that forwards use in its place.
+    /// Communicators, each with the twin that forwards use.
     twins: Vec<(Rc<dyn Communicator>, Rc<dyn Communicator>)>,
 }
 

@@ -1,4 +1,4 @@
-//! Tensors that a forward saves for its backward lie on the host in between.
+//! Tensors that a forward saves for the backward lie on the host in between.
 //!
 //! The large tensors that a layer saves leave beside the forward of the next layer, and come back beside the next layer's
 //! backward, which runs right before their own. Each way has a queue of its own. The forward and the backward wait for
@@ -86,7 +86,7 @@ pub(crate) struct Present {
 }
 
 impl Present {
-    /// For a step of these chunks.
+    /// The pass for a step of `chunks`.
     pub(crate) fn new(on_host: &SavedOnHost, chunks: &[Chunk]) -> Present {
         let SavedOnHost { layers, queues, noted } = on_host;
         noted.borrow_mut().clear();
@@ -112,7 +112,7 @@ impl Present {
         self.away.insert(at, moved);
     }
 
-    /// Begins to move them back.
+    /// Begins to move a microbatch's saved tensors back.
     fn fetch(&mut self, piece: &mut Piece<Region>, at: LayerAndMicrobatch) {
         let away = self.away.remove(&at).unwrap_or_default();
         let (moved, entries) = moves(piece, away.into_iter(), Home::Device, &self.queues.from_host);

@@ -48,7 +48,8 @@ struct Receives {
 const BOTH: [Direction; 2] = [Direction::Forward, Direction::Backward];
 
 impl StageTransfers {
-    /// For the tasks of a step, with microbatches of those sizes. `overlaps` says that its forwards run aside.
+    /// The pass for the tasks of a step, with microbatches of `sizes`. `overlaps` says that its forwards run
+    /// aside.
     pub(crate) fn new(
         pipeline: &Pipeline,
         sizes: BatchSizes,
@@ -78,9 +79,9 @@ impl StageTransfers {
         }
     }
 
-    /// Begins the receives for later tasks, if a task has just begun or has just copied its values out of the receive
-    /// buffer. If forwards run aside, the lane aside reads the buffers of activations, so receives of activations begin
-    /// there.
+    /// Begins the receives for later tasks, if a task has just begun or has just copied the task's values out of the
+    /// receive buffer. If forwards run aside, the lane aside reads the buffers of activations, so receives of
+    /// activations begin there.
     fn begin_ahead(&mut self, piece: &mut Piece<Region>) {
         let here: &[Direction] = match (self.overlaps, piece.is_aside()) {
             (false, _) => &BOTH,
@@ -126,7 +127,7 @@ impl Receives {
         }
     }
 
-    /// Takes a receive that has begun out of its place.
+    /// Takes a receive that has begun out of the receive's place.
     fn take(&mut self, entries: &mut Vec<PieceEntry>) {
         if let Some(at) = entries.iter().position(|entry| self.begun.first() == Some(entry.op())) {
             entries.remove(at);

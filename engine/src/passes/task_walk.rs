@@ -1,4 +1,4 @@
-//! Finds the beginnings and ends of a step's tasks among its regions.
+//! Finds the beginnings and ends of a step's tasks among the step's regions.
 
 use graph_manager::{Piece, Then};
 use parallel::{PipelineStage, Task};

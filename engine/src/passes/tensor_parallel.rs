@@ -1,5 +1,5 @@
-//! Transfers between ranks that share layers, in backwards, and of keys between ranks that divide sequences, beside products
-//! that do not need them.
+//! Transfers between ranks that share layers, in backwards, and of keys between ranks that divide sequences, beside
+//! products that do not need the transfer.
 //!
 //! A transfer that a product separates from its first reader runs beside that product. Otherwise it is **exposed**: the
 //! next operation reads it. Weight gradients wait for nothing and nothing waits for them, so they are computed while an
@@ -25,7 +25,7 @@ pub(crate) struct TensorParallelTransfers {
     queue: Rc<SideStream>,
     /// The ranks whose transfers run beside products in backwards.
     in_backwards: Vec<Rc<dyn Communicator>>,
-    /// Of these, the ranks that divide sequences.
+    /// The ranks of `in_backwards` that divide sequences.
     in_forwards: Vec<Rc<dyn Communicator>>,
 }
 
@@ -45,13 +45,14 @@ impl TensorParallelTransfers {
 struct Groups<'p>(&'p [Rc<dyn Communicator>]);
 
 impl Groups<'_> {
-    /// Whether it is a transfer of one of the groups.
+    /// Whether the entry is a transfer of one of the groups.
     fn is_own(&self, entry: &PieceEntry) -> bool {
         self.0.iter().any(|group| entry.is_transfer_of(group))
     }
 
-    /// Whether it brings rows of the residual stream or of its gradient: products read them. A sum in place of such
-    /// rows has three axes, `(batch, seq, hidden)`; sums of statistics and of gradients of parameters have fewer.
+    /// Whether the entry brings rows of the residual stream or of the stream's gradient: products read them. A sum in
+    /// place of such rows has three axes, `(batch, seq, hidden)`; sums of statistics and of gradients of parameters
+    /// have fewer.
     fn is_large(&self, entry: &PieceEntry) -> bool {
         let Op::Collective(transfer) = entry.op() else { return false };
         let brings_rows = match transfer.kind {
@@ -62,7 +63,7 @@ impl Groups<'_> {
         brings_rows && self.is_own(entry)
     }
 
-    /// How the transfer at `at` lies between its neighbours.
+    /// How the transfer at `at` lies between neighbouring entries.
     fn look(&self, entries: &[PieceEntry], at: usize) -> Found {
         let (transfer, later) = (&entries[at], &entries[at + 1..]);
         let Some(reader) = later.iter().position(|later| later.conflicts_with(transfer)) else { return Found::Unread };
@@ -73,12 +74,12 @@ impl Groups<'_> {
     }
 }
 
-/// How a transfer lies in its piece.
+/// How a transfer lies in a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// Nothing in the piece reads it.
+    /// Nothing in the piece reads the transfer's values.
     Unread,
-    /// Nothing lies between it and its first reader that takes long.
+    /// Nothing that takes long lies between the transfer and the transfer's first reader.
     Exposed,
     /// A product does.
     Covered { reader: usize },
@@ -89,7 +90,7 @@ fn is_product(entry: &PieceEntry) -> bool {
     matches!(entry.op(), Op::Gemm(_) | Op::Attention(_) | Op::AttentionBackward(_))
 }
 
-/// A piece while it is put in another order.
+/// A piece during a change of order.
 #[derive(Default)]
 struct Ordered {
     entries: Vec<PieceEntry>,
@@ -116,7 +117,7 @@ impl Ordered {
         std::mem::take(&mut self.late).into_iter().for_each(|entry| self.push(entry));
     }
 
-    /// The first `count` weight gradients that were held, after the operations that they wait for.
+    /// Releases the first `count` weight gradients that were held, after the operations that the gradients wait for.
     fn release(&mut self, count: usize) {
         if count > 0 {
             self.push_late();
@@ -124,7 +125,7 @@ impl Ordered {
         self.held.drain(..count).collect::<Vec<_>>().into_iter().for_each(|entry| self.push(entry));
     }
 
-    /// Weight gradients that are held, up to the middle one of their products.
+    /// The number of held weight gradients, up to the middle product.
     fn half(&self) -> usize {
         let is_product = |entry: &&PieceEntry| is_product(entry);
         let products = self.held.iter().filter(is_product).count();

@@ -15,7 +15,7 @@ use graph_manager::{Phase, Piece, PieceEntry, SideStream, StepPass, Then};
 use super::name::PassName;
 use crate::regions::Region;
 
-/// The pass, with the work that it has kept and put on the queue in a step.
+/// The pass, with the work that the pass has kept and put on the queue in a step.
 pub(crate) struct WeightGradients {
     queue: Rc<SideStream>,
     /// The memory of `main_grad`.
@@ -51,9 +51,9 @@ impl WeightGradients {
         }
     }
 
-    /// Puts weight gradients on the queue, or keeps those of a split backward. One stays in its place if its factors
-    /// are overwritten later in the piece. A bias's sum stays if nothing comes after it: it runs beside the product
-    /// before it.
+    /// Puts weight gradients on the queue, or keeps the weight gradients of a split backward. One stays in its place if
+    /// its factors are overwritten later in the piece. A bias's sum stays if nothing comes after it: it runs beside the
+    /// product before it.
     fn take(&mut self, piece: &mut Piece<Region>) {
         let region = piece.region();
         let keeps = self.splits && region.is_backward();
@@ -80,14 +80,14 @@ impl WeightGradients {
         }
     }
 
-    /// Whether a region's operations on the queue may go on past its end. The first layer's backward is a microbatch's
-    /// last and waits for all.
+    /// Whether a region's operations on the queue may go on past the region's end. The first layer's backward is a
+    /// microbatch's last and waits for all.
     fn outlives(&self, region: Region) -> bool {
         self.outlive && matches!(region, Region::Backward { layer, .. } if layer > 0)
     }
 }
 
-/// Whether an operation writes a tensor that a product reads, other than its result.
+/// Whether an operation writes a tensor that a product reads, other than the product's result.
 fn overwrites_factors(later: &PieceEntry, product: &PieceEntry) -> bool {
     let of = product.accesses();
     let factors = of.reads.iter().filter(|read| !of.writes.contains(read)).copied();

@@ -35,7 +35,7 @@ pub(crate) struct SendEnd {
 }
 
 impl ReceiveEnd {
-    /// Receives into the buffer of that number, for a microbatch of those sizes.
+    /// Receives into the buffer of that number, for a microbatch of `sizes`.
     pub(crate) fn receive(&self, buffer: usize, sizes: BatchSizes) -> Collective {
         let kind = CollectiveKind::Receive { from: 0 };
         let values = self.buffers[buffer].view(0, self.residual.shape(sizes));
@@ -44,7 +44,7 @@ impl ReceiveEnd {
 }
 
 impl SendEnd {
-    /// Sends the values of a microbatch of those sizes out of the buffer.
+    /// Sends the values of a microbatch of `sizes` out of the buffer.
     pub(super) fn send(&self, sizes: BatchSizes) -> Collective {
         let values = self.buffer.view(0, self.residual.shape(sizes));
         Collective::in_place(CollectiveKind::Send { to: 1 }, self.communicator.clone(), values)

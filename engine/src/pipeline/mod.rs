@@ -35,8 +35,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Allocates the send and receive buffers, each for `residual` in a microbatch of those sizes: the largest of all
-    /// steps.
+    /// Allocates the send and receive buffers, each for `residual` in a microbatch of `sizes`: the largest of
+    /// all steps.
     ///
     /// # Errors
     /// Out of memory.

@@ -1,5 +1,5 @@
-//! The transfers of one step, as its code has them: a task receives its input, copies it out of the receive buffer, and
-//! sends its output.
+//! The transfers of one step, in the order of the step's code: a task receives its input, copies it out of the receive
+//! buffer, and sends its output.
 
 use device::Tensor;
 use device::ops::{Add, Copy};
@@ -32,7 +32,7 @@ impl<'p> Transfers<'p> {
         Transfers { stage, forward, backward }
     }
 
-    /// The activations for a forward, in their receive buffer; `None` for the first part of the model.
+    /// The activations for a forward, in the receive buffer; `None` for the first part of the model.
     ///
     /// # Errors
     /// A failed transfer.

@@ -51,7 +51,7 @@ pub struct StageOptions {
     pub sharding: Sharding,
     /// The number type of sums of gradients over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
-    /// This rank's stage of a pipeline, with the order of its work. If the schedule
+    /// This rank's stage of a pipeline, with the order of the stage's work. If the schedule
     /// [overlaps](parallel::Schedule::overlapping), forwards run next to backwards, to the same bits. With tensor
     /// parallelism that needs a communicator in [`Purpose::Aside`].
     pub pipeline: PipelineStage,

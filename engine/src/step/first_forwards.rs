@@ -16,7 +16,7 @@ use crate::model::{References, SampleRow};
 use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
-/// The forwards that a step begins with, and the memory of their results.
+/// The forwards that a step begins with, and the memory of the forwards' results.
 #[derive(Clone, Copy)]
 pub(super) struct FirstForwards {
     pub(super) mode: Mode,
@@ -27,7 +27,7 @@ pub(super) struct FirstForwards {
 }
 
 impl FirstForwards {
-    /// The mode of those that each step on such samples begins with.
+    /// The mode of the forwards that each step on such samples begins with.
     pub(super) fn mode_for(row: &SampleRow) -> Option<Mode> {
         let in_step = row.pairs.as_ref().is_some_and(|pairs| pairs.references == References::WithoutAdapters);
         let mismatched = row.mismatched.map(|_| Mode::Mismatched);
@@ -44,14 +44,15 @@ impl FirstForwards {
 }
 
 impl Stage {
-    /// Runs the forwards that the step with these settings begins with, if it has some. Its inputs are written.
+    /// Runs the forwards that the step with `settings` begins with, if there are some. Its inputs are
+    /// written.
     pub(super) fn run_first_forwards(&mut self, settings: StepSettings) -> Result<()> {
         let Some(FirstForwards { mode, .. }) = self.program.first else { return Ok(()) };
         let kind = self.program.kind(mode, settings.length)?;
         self.graphs.step(kind, settings.microbatches, &mut |cx| self.program.evaluate(cx))
     }
 
-    /// The mode of the forwards that each step and evaluation begins with; `None` if they begin with none.
+    /// The mode of the forwards that each step and evaluation begins with; `None` if there are no such forwards.
     pub fn first_forwards(&self) -> Option<Mode> {
         self.program.first.map(|first| first.mode)
     }

@@ -37,8 +37,8 @@ impl StepProgram {
     }
 }
 
-/// Fails if the model takes no samples of that length, if shorter lengths do not ascend below it, or if losses are kept
-/// of samples of several lengths.
+/// Fails if the model takes no samples of that length, if shorter lengths do not ascend below that length, or if losses
+/// are kept of samples of several lengths.
 pub(super) fn check_lengths(options: &StageOptions, architecture: &Architecture) -> Result<()> {
     let (whole, most, shorter) = (architecture.sample.length(), architecture.max_seq_len, &options.shorter_lengths);
     let refuse = |problem: String, fix: &'static str| Err(Error::Usage { problem, fix });

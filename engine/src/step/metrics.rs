@@ -29,7 +29,7 @@ pub(super) struct StepNumbers {
     /// `(3, 3)`, f32, a [`LossSums`]: counts of values that 8-bit copies lost, by kind of tensor. Steps that measure
     /// write it.
     pub(super) fp8: Tensor,
-    /// The rewards of mismatched answers, if the loss asks for them.
+    /// The rewards of mismatched answers, if the loss asks for such rewards.
     pub(super) mismatched: Option<Mismatched>,
 }
 
@@ -85,8 +85,8 @@ impl StepNumbers {
         Ok(numbers)
     }
 
-    /// Begins to read them back, after all work submitted to `stream` so far. `losses` is the number of losses that the
-    /// step's loss is the mean of.
+    /// Begins to read the numbers back, after all work submitted to `stream` so far. `losses` is the number of losses
+    /// that the step's loss is the mean of.
     pub(super) fn read(&self, stream: &Stream, losses: usize, mode: Mode) -> Result<PendingMetrics> {
         Ok(PendingMetrics { bytes: stream.read(&self.all)?, of: self.clone(), losses, mode, ran_again: false })
     }
@@ -98,7 +98,7 @@ impl StepNumbers {
     }
 }
 
-/// A step whose numbers are on their way to the host.
+/// A step whose numbers are under way to the host.
 pub struct PendingMetrics {
     bytes: Readback<u8>,
     of: StepNumbers,
@@ -114,7 +114,7 @@ pub struct PendingMetrics {
 pub struct StepResult {
     /// Mean loss over the global batch.
     pub loss: f64,
-    /// Means of the terms that training adds to it, by name. `loss` is without them. Evaluation has none.
+    /// Means of the terms that training adds to the loss, by name. `loss` is without them. Evaluation has none.
     pub added: BTreeMap<&'static str, f64>,
     /// Means over pairs of answers, by the names of TRL, in evaluation too. Empty if samples have none.
     pub of_pairs: BTreeMap<&'static str, f64>,
@@ -128,16 +128,16 @@ pub struct StepResult {
     pub spike: bool,
     /// Updates skipped up to this step, for either reason.
     pub skipped: u32,
-    /// The step was run a second time, as rows of experts had no room in their budget.
+    /// Whether the step was run a second time, as rows of experts had no room in the budget.
     pub ran_again: bool,
-    /// The shares of values that 8-bit copies lost, if the step measured them.
+    /// The shares of values that 8-bit copies lost, if the step measured losses.
     pub fp8: Option<Fp8Losses>,
 }
 
 /// The tokens of each expert of a block in a step, over all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockLoad {
-    /// The block, by its number in the whole model.
+    /// The block's number in the whole model.
     pub block: usize,
     /// By expert: the tokens that it computes.
     pub tokens: Vec<f32>,
@@ -162,7 +162,7 @@ impl BlockLoad {
 }
 
 impl PendingMetrics {
-    /// Waits for the step to finish and returns its numbers.
+    /// Waits for the step to finish and returns the step's numbers.
     ///
     /// # Errors
     /// Errors of the device.
@@ -206,8 +206,8 @@ impl PendingMetrics {
     }
 }
 
-/// Makes means over all answers, of which `desirable` are, means over those of their label. A label that no answer has
-/// has none.
+/// Turns means over all answers into means over the answers of a label; `desirable` is the share of desirable answers. A
+/// label that no answer has has none.
 fn by_label(means: &mut BTreeMap<&'static str, f64>, desirable: f64) {
     let of_chosen = ["rewards/chosen", "logps/chosen"];
     let of_rejected = ["rewards/rejected", "logps/rejected"];

@@ -22,7 +22,7 @@ use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Region, Room};
 use crate::step_policy::StepContext;
 
-/// The parts that a step of this rank runs, and the memory that it uses.
+/// The parts that a step of this rank runs, and the memory that the step uses.
 pub(super) struct StepProgram {
     pub(super) model: Model,
     pub(super) inputs: Inputs,
@@ -73,7 +73,7 @@ fn in_chunk<I: TensorTree, O>(
     }
 }
 
-/// The step as regions, from the whole to its parts.
+/// The step as regions, from the whole to the parts.
 impl StepProgram {
     /// A training step.
     pub(super) fn train(&self, cx: &mut StepContext<'_>) -> Result<()> {
@@ -93,7 +93,7 @@ impl StepProgram {
         })
     }
 
-    /// Copies of the delayed scales and their history, if the step may be void.
+    /// Copies of the delayed scales and of the scales' history, if the step may be void.
     fn scales_before(&self, cx: &mut StepContext<'_>) -> Result<Option<[Tensor; 2]>> {
         match self.params.delayed_scales().filter(|_| cx.mode().room == Room::Budget) {
             Some(scales) => scales.copied(cx).map(Some),
@@ -208,8 +208,8 @@ impl StepProgram {
         Ok(forwarded)
     }
 
-    /// Runs a microbatch backward through a chunk, from its losses or from the gradient of the next part of the model,
-    /// and sends the gradient to the part before. The head's forward runs here: it adds to gradients.
+    /// Runs a microbatch backward through a chunk, from the microbatch's losses or from the gradient of the next part
+    /// of the model, and sends the gradient to the part before. The head's forward runs here: it adds to gradients.
     fn backward_task(
         &self,
         cx: &mut StepContext<'_>,
@@ -275,7 +275,7 @@ impl StepProgram {
         })
     }
 
-    /// Begins a microbatch's backward at its losses. Returns the gradient of the head's input.
+    /// Begins a microbatch's backward at the microbatch's losses. Returns the gradient of the head's input.
     fn loss_backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -291,8 +291,8 @@ impl StepProgram {
         })
     }
 
-    /// Runs a chunk's layers backward, from the gradient of its last output to the gradient of its first input.
-    /// `saved` has the values that the forward of each layer saved.
+    /// Runs a chunk's layers backward, from the gradient of the chunk's last output to the gradient of the chunk's
+    /// first input. `saved` has the values that the forward of each layer saved.
     fn backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -336,7 +336,7 @@ impl StepProgram {
         Ok(())
     }
 
-    /// Gathers the weights that a layer's forward reads, if ranks have parts of them.
+    /// Gathers the weights that a layer's forward reads, if ranks have parts of the weights.
     fn gather_for_forward(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
         self.gather(cx, layer, if cx.is_first_microbatch() { Use::First } else { Use::Later })
     }

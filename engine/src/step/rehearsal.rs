@@ -57,7 +57,7 @@ impl Stage {
         self.record_forwards([Mode::Evaluate], microbatches)
     }
 
-    /// Records steps of these modes, which have no backward, for all lengths of samples.
+    /// Records steps of `modes`, which have no backward, for all lengths of samples.
     fn record_forwards(&mut self, modes: impl IntoIterator<Item = Mode>, microbatches: usize) -> Result<()> {
         for kind in modes.into_iter().flat_map(|mode| self.program.kinds(mode)) {
             self.graphs.record(kind, microbatches, &mut |cx| self.program.evaluate(cx))?;
@@ -77,9 +77,9 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs a step without sends and receives between stages, and without update, for each of these numbers of
-    /// microbatches and each length of samples. With `evaluates` it also runs evaluation steps of the first number.
-    /// Samples and receive buffers hold zeros.
+    /// Runs a step without sends and receives between stages, and without update, for each number of `microbatches` and
+    /// each length of samples. With `evaluates` it also runs evaluation steps of the first number. Samples and receive
+    /// buffers hold zeros.
     ///
     /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a
     /// kernel or captures a graph while another stage waits for it could block both; see

@@ -40,7 +40,7 @@ pub(super) struct GlobalBatch {
 }
 
 impl Default for StepSettings {
-    /// The first step, of one microbatch, that leaves the weights as they are. All tokens have a loss.
+    /// The first step, of one microbatch, without an update of the weights. All tokens have a loss.
     fn default() -> Self {
         Self {
             step: 0,

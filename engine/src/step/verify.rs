@@ -7,9 +7,9 @@ use super::{Stage, StepSettings};
 use crate::regions::Mode;
 
 impl Stage {
-    /// Runs a training step with its graphs and, from the same state, without, and compares all that both leave:
-    /// weights, gradients, optimizer state, 8-bit copies and scales, loss. Then all of it is as before, and the step
-    /// itself can be run. `mode` is that of the step. All ranks call it together; see
+    /// Runs a training step with graphs and, from the same state, without, and compares all that both leave: weights,
+    /// gradients, optimizer state, 8-bit copies and scales, loss. Then all of it is as before, and the step itself can
+    /// be run. `mode` is that of the step. All ranks call it together; see
     /// [`CudaGraphManager::verify`](graph_manager::CudaGraphManager::verify).
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Stage {
         self.graphs.verification_bytes(Mode::Train.into(), microbatches)
     }
 
-    /// The tensor that differs, with the parameter that its first differing element belongs to.
+    /// The tensor that differs, with the parameter of the tensor's first differing element.
     fn name_of(&self, difference: &Difference) -> String {
         let first = difference.values.as_ref().map_or(0, |values| values.first);
         let at = difference.address + (first * difference.dtype.size()) as u64;

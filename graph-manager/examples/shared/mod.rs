@@ -31,10 +31,10 @@ const RECORDS: usize = 4;
 
 /// A linear layer, and unless it is the last one ReLU and dropout.
 pub struct Block {
-    /// `(out, in)`, f32, as its gradient.
+    /// The weight, `(out, in)`, f32, as the weight's gradient.
     weight: Tensor,
     weight_grad: Tensor,
-    /// `(out)`, f32, as its gradient.
+    /// The bias, `(out)`, f32, as the bias's gradient.
     bias: Tensor,
     bias_grad: Tensor,
     /// By record of random numbers.
@@ -54,7 +54,7 @@ impl<P: Policy> Layer<P> for Block {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = Option<Tensor>;
-    /// The input, and its product with the weight.
+    /// The block's input, and the input's product with the weight.
     type Saved = (Tensor, Tensor);
 
     /// `(batch, in)` to `(batch, out)`.
@@ -96,7 +96,7 @@ impl<P: Policy> Layer<P> for Block {
     }
 }
 
-/// The network's parameters, its loss and its update. A clone is the same network.
+/// The network's parameters, loss and update. A clone is the same network.
 #[derive(Clone)]
 pub struct Network {
     pub blocks: Rc<[Block]>,
@@ -114,7 +114,7 @@ impl<P: Policy> Layer<P> for Network {
     type Input = Tensor;
     type Output = Tensor;
     type InputGrad = ();
-    /// The values that each block leaves for its backward.
+    /// The values that each block leaves for the block's backward.
     type Saved = Vec<(Tensor, Tensor)>;
 
     fn forward(&self, cx: &mut StepContext<'_, P>, input: Tensor) -> Result<(Tensor, Vec<(Tensor, Tensor)>)> {
@@ -137,7 +137,7 @@ impl<P: Policy> Layer<P> for Network {
     }
 }
 
-/// One block of the network, as a layer of its own.
+/// One block of the network as a separate layer.
 pub struct OneBlock {
     of: Network,
     at: usize,
@@ -164,7 +164,7 @@ impl Network {
         self.blocks.iter().flat_map(|b| [(b.weight, b.weight_grad), (b.bias, b.bias_grad)]).collect()
     }
 
-    /// Its blocks as layers of their own.
+    /// The network's blocks as separate layers.
     pub fn each_block(&self) -> Vec<OneBlock> {
         (0..self.blocks.len()).map(|at| OneBlock { of: self.clone(), at }).collect()
     }
@@ -182,7 +182,7 @@ impl Network {
         Mse { prediction, target, losses, grad: Some((grad, self.control)) }.into()
     }
 
-    /// The loss of a prediction, `(batch, 256)`, into `losses`, and its gradient into `grad`.
+    /// The loss of a prediction, `(batch, 256)`, into `losses`, and the loss's gradient into `grad`.
     pub fn loss(&self, prediction: Tensor, grad: Tensor) -> Op {
         Mse { prediction, target: self.target, losses: self.losses, grad: Some((grad, self.control)) }.into()
     }
@@ -221,7 +221,7 @@ impl Network {
     }
 }
 
-/// The network with its data.
+/// The network with the training data.
 pub struct Mlp {
     pub device: Device,
     pub compute: Stream,

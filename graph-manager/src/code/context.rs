@@ -13,8 +13,8 @@ use crate::program::{HostCall, Recorder};
 use crate::side_stream::{Fork, SideStream};
 use crate::tensor_tree::{TensorTree, tensors};
 
-/// A step during its recording: its list is being made. Nothing runs. So there are no values to read and there is
-/// nothing to wait for: code that reads or waits fails.
+/// A step during the step's recording: its list is being made. Nothing runs. So there are no values to read and there
+/// is nothing to wait for: code that reads or waits fails.
 pub struct StepContext<'m, P: Policy> {
     pub(crate) manager: &'m mut CudaGraphManager<P>,
     pub(crate) mode: P::Mode,
@@ -34,16 +34,16 @@ pub struct StepContext<'m, P: Policy> {
 #[derive(Clone)]
 pub(crate) struct Current<R> {
     pub(crate) region: R,
-    /// The index of its visit in the list.
+    /// The index of the region's visit in the list.
     pub(crate) visit: usize,
-    /// The region's microbatch, if it belongs to one.
+    /// The region's microbatch, if the region belongs to one.
     pub(crate) microbatch: Option<usize>,
-    /// None of its pieces has ended yet, so the next one to end is its first.
+    /// Whether none of the region's pieces has ended yet, so the next one to end is the first.
     pub(crate) begins: Cell<bool>,
 }
 
 impl<'m, P: Policy> StepContext<'m, P> {
-    /// A step at its beginning.
+    /// A step at the step's beginning.
     pub(crate) fn new(
         manager: &'m mut CudaGraphManager<P>,
         mode: P::Mode,
@@ -150,9 +150,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(())
     }
 
-    /// Has the host call `call` each time that the step runs, in its place in the step. `call` gets the stream of the
-    /// region, with all earlier work submitted to it, and `reads` and `writes` with their addresses in the step. It may
-    /// read, write and wait. A graph cannot contain a host call, so the region must be eager.
+    /// Has the host call `call` each time that the step runs, in the call's place in the step. `call` gets the stream
+    /// of the region, with all earlier work submitted to it, and `reads` and `writes` with their addresses in the step.
+    /// It may read, write and wait. A graph cannot contain a host call, so the region must be eager.
     ///
     /// # Errors
     /// The first of `reads` and `writes` that cannot be named.
@@ -193,7 +193,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(Fork::start(side, self.stream(), work)?)
     }
 
-    /// Makes later work wait for the operations of the fork, and for all work started on their stream since.
+    /// Makes later work wait for the operations of the fork, and for all work started on the fork's stream since.
     ///
     /// # Errors
     /// Errors of the device, such as a failed transfer.

@@ -47,7 +47,7 @@ struct Draws {
     record: usize,
     count: Cell<u64>,
     in_flight: Cell<bool>,
-    /// Whether it was told that a step repeats a draw.
+    /// Whether a message said that a step repeats a draw.
     told: Cell<bool>,
 }
 

@@ -11,7 +11,7 @@ use crate::passes::Then;
 use crate::policy::Policy;
 use crate::tensor_tree::TensorTree;
 
-/// A region while its code runs. At its end the region around it is the innermost one again.
+/// A region while the region's code runs. At its end the region around it is the innermost one again.
 struct Inside<'c, 'm, P: Policy> {
     cx: &'c mut StepContext<'m, P>,
     region: P::Region,
@@ -97,7 +97,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok(input)
     }
 
-    /// Ends the last piece of a region, or drops it where the region's code failed.
+    /// Ends the last piece of a region, or drops the piece where the region's code failed.
     fn end(&mut self, succeeded: bool) -> Result<()> {
         let ended = if succeeded { self.end_piece(Then::End) } else { Ok(()) };
         if !succeeded || ended.is_err() {
@@ -106,7 +106,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         ended
     }
 
-    /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
+    /// With boundary copies, the captured region's copies of the inputs; else the inputs.
     fn own_inputs<I: TensorTree>(&mut self, region: P::Region, input: I) -> Result<I> {
         let (options, policy) = (&self.manager.options, &self.manager.policy);
         if options.share_io_buffers || !options.enable || policy.captured(region).is_err() {

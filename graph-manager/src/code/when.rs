@@ -7,8 +7,8 @@ use super::context::StepContext;
 use crate::error::Result;
 use crate::policy::Policy;
 
-/// The body of a [`StepContext::when`] while its code runs. It takes operations and nothing else: a body has no host
-/// calls, no side streams and no regions.
+/// The body of a [`StepContext::when`] while the body's code runs. It takes operations and nothing else: a body has no
+/// host calls, no side streams and no regions.
 pub struct WhenBody<'c, 'm, P: Policy> {
     cx: &'c mut StepContext<'m, P>,
     ops: Vec<Op>,
@@ -48,7 +48,7 @@ impl<P: Policy> WhenBody<'_, '_, P> {
         self.run(inner)
     }
 
-    /// Runs the code of a body, and returns its operations as one.
+    /// Runs the code of a body, and returns the body's operations as one.
     fn collect<'m>(
         cx: &mut StepContext<'m, P>,
         flag: Tensor,

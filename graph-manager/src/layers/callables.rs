@@ -15,8 +15,7 @@ use crate::training::TrainingPolicy;
 use crate::verify::{Verification, Verified};
 use crate::words::counted;
 
-/// Layers with their forwards and backwards as graphs. Loss, optimizer and everything else stay outside and run
-/// eagerly.
+/// Layers with forwards and backwards as graphs. Loss, optimizer and everything else stay outside and run eagerly.
 ///
 /// Inputs and gradients are copied into buffers of the graphs, unless they lie there.
 ///
@@ -122,7 +121,7 @@ pub fn graph_callables<L: Layer<TrainingPolicy>>(
 }
 
 impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
-    /// Has these hooks called around each call, in place of those before.
+    /// Has `hooks` called around each call, in place of the hooks before.
     pub fn set_hooks(&mut self, hooks: impl CallHooks<L> + 'static) {
         self.hooks = Some(Box::new(hooks));
     }
@@ -184,8 +183,8 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
         Ok(input_grad)
     }
 
-    /// Replays the work that the backward of a layer has deferred, for its next microbatch. Only with an order that has
-    /// such calls.
+    /// Replays the work that the backward of a layer has deferred, for the layer's next microbatch. Only with an order
+    /// that has such calls.
     ///
     /// # Errors
     /// As [`GraphedCallables::forward`].
@@ -197,10 +196,10 @@ impl<L: Layer<TrainingPolicy>> GraphedCallables<L> {
         self.hooks.as_mut().map_or(Ok(()), |hooks| hooks.after_weight_gradients(call))
     }
 
-    /// Runs all calls with their graphs and, from the same state, by submitting their operations, and compares what
-    /// each call wrote: its result, and memory of the caller's. `inputs` and `grads` have an input and a gradient of the
-    /// output for each layer; the calls of all microbatches get these. Afterwards the state is as before, and a step
-    /// begins anew.
+    /// Runs all calls with graphs and, from the same state, by submitting the operations, and compares what each call
+    /// wrote: its result, and memory of the caller's. `inputs` and `grads` have an input and a gradient of the output
+    /// for each layer; the calls of all microbatches get these. Afterwards the state is as before, and a step begins
+    /// anew.
     ///
     /// # Errors
     /// [`Error::Usage`] for another number of inputs or gradients; [`Error::Changed`] for one of another shape; errors

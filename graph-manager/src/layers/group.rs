@@ -61,8 +61,8 @@ struct Zeros {
 }
 
 impl CallGroup {
-    /// Makes the list of an order, and runs it: `warm_up` times eagerly, and once to capture it. Without an order there
-    /// is one layer.
+    /// Makes the list of an order, and runs the list: `warm_up` times eagerly, and once to capture it. Without an order
+    /// there is one layer.
     pub(crate) fn capture<L: Layer<TrainingPolicy>>(
         pool: &Pool,
         layers: &[L],
@@ -161,7 +161,7 @@ impl CallGroup {
         }
     }
 
-    /// The next call, if it is of that phase and layer.
+    /// The next call, if the call is of that phase and layer.
     pub(crate) fn due(&self, phase: Phase, layer: usize) -> Result<Call> {
         let due = self.order.calls[self.next];
         if phase == Phase::Backward && self.forwards > 1 {
@@ -194,7 +194,7 @@ impl CallGroup {
         Err(Error::OutOfOrder { position: self.next, made: Call { phase, layer, microbatch }, due })
     }
 
-    /// Runs the call that is due, and returns its result.
+    /// Runs the call that is due, and returns the call's result.
     pub(crate) fn run<O: TensorTree>(&mut self, call: Call, input: &impl TensorTree) -> Result<O> {
         let CallGroup { manager, order, recorded, next, is_alone, forwards, .. } = self;
         let (region, output) = &recorded[*next];

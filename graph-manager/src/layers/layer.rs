@@ -17,7 +17,7 @@ pub trait Layer<P: Policy> {
     type Output: TensorTree;
     /// The output of backward.
     type InputGrad: TensorTree;
-    /// Values that forward leaves for backward, such as the tensors that it needs.
+    /// Values that forward leaves for backward, such as tensors.
     type Saved;
 
     /// Computes the output from the input, and returns the values that backward needs too.
@@ -35,7 +35,7 @@ pub trait Layer<P: Policy> {
     /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_, P>, saved: Self::Saved, grad: Self::Output) -> Result<Self::InputGrad>;
 
-    /// The layer without its type, for a list of layers of several types.
+    /// The layer without a static type, for a list of layers of several types.
     fn boxed(self) -> BoxedLayer<P, Self::Input, Self::Output, Self::InputGrad>
     where
         Self: Sized + 'static,
@@ -45,7 +45,7 @@ pub trait Layer<P: Policy> {
     }
 }
 
-/// A layer of any type with these inputs and outputs: see [`Layer::boxed`].
+/// A layer of any type with the inputs and outputs `I`, `O` and `G`: see [`Layer::boxed`].
 pub type BoxedLayer<P, I, O, G> = Box<dyn Layer<P, Input = I, Output = O, InputGrad = G, Saved = Box<dyn Any>>>;
 
 impl<P: Policy, L: Layer<P> + ?Sized> Layer<P> for Box<L> {

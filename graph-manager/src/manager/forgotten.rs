@@ -11,7 +11,8 @@ use crate::words::{counted, tell};
 pub struct Forgotten {
     /// The number of forgotten kinds. One that comes back is counted again when it is forgotten again.
     pub plans: usize,
-    /// The kinds that went before their capture: they were recorded and planned, and ran eagerly alone.
+    /// The kinds of steps that were forgotten before the first capture: they were recorded and planned, and ran eagerly
+    /// alone.
     pub without_graph: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The manager, and the memory that its steps need.
+//! The manager, and the memory that steps need.
 
 mod forgotten;
 mod protected;
@@ -34,7 +34,7 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
     /// For waits between queues.
     pub(crate) events: Vec<Event>,
-    /// Memory that the next step that writes to it must not write too early.
+    /// Memory that the next step must not write too early.
     pub(crate) protected: Option<Protected>,
     /// The state before the last verified step. Its memory serves the next one.
     pub(crate) put_aside: Snapshot,
@@ -99,8 +99,8 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// Has `barrier` called before the first capture of each mode and plan, and before that of a rehearsal, so that all
-    /// ranks begin it together.
+    /// Has `barrier` called before the first capture of each mode and plan, and of a rehearsal, so that all ranks begin
+    /// together.
     pub fn before_capture(&mut self, barrier: impl Fn() -> Result<()> + 'static) {
         self.before_capture = Box::new(barrier);
     }
@@ -115,7 +115,7 @@ impl<P: Policy> CudaGraphManager<P> {
         step_key(self.options.mempool, mode, microbatches)
     }
 
-    /// Whether a step of that kind has its list and its plan.
+    /// Whether a step of that kind has a list and a plan.
     pub(crate) fn is_planned(&self, mode: P::Mode, microbatches: usize) -> bool {
         self.states
             .get(&self.step_key(mode, microbatches))
@@ -127,7 +127,7 @@ impl<P: Policy> CudaGraphManager<P> {
         self.states.get_mut(&key).unwrap_or_else(|| unreachable!("a step runs after it was recorded"))
     }
 
-    /// The reason why a region runs eagerly; `None` if it becomes a graph.
+    /// The reason why a region runs eagerly; `None` if the region becomes a graph.
     pub(crate) fn why_eager(&self, program: &Program<P::Region>, visit: usize) -> Option<&'static str> {
         if !self.options.enable {
             return Some("graphs are off");
@@ -137,8 +137,8 @@ impl<P: Policy> CudaGraphManager<P> {
         self.policy.captured(program.visits[visit].region).err().or(empty)
     }
 
-    /// The regions that are submitted on their own rather than as part of a captured one: the index of each in the
-    /// recorded order, and for an eager one the reason.
+    /// The regions that are not submitted as part of a captured region: the index of each in the recorded order, and
+    /// for an eager one the reason.
     pub(crate) fn submitted(
         &self,
         program: &Program<P::Region>,
@@ -239,8 +239,8 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// Shares the areas with the ranks that this one exchanges rows with, unless it was done. It comes with a step, which all
-    /// of them begin: a rank may record steps and allocate memory before the others do.
+    /// Shares the areas with the ranks that exchange rows with this rank, unless that was done. It comes with a step,
+    /// which all of them begin: a rank may record steps and allocate memory before the others do.
     pub(crate) fn share(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.all_shared, true) {
             return Ok(());
@@ -268,7 +268,7 @@ impl<P: Policy> CudaGraphManager<P> {
         binding
     }
 
-    /// Adds to an out-of-memory error the size of the plan, and its size with the other pool.
+    /// Adds to an out-of-memory error the size of the plan, and the size with the other pool.
     fn out_of_memory(&self, error: Error) -> Error {
         let Error::Device { source: device::Error::OutOfMemory { name, bytes, available }, .. } = error else {
             return error;
@@ -281,8 +281,8 @@ impl<P: Policy> CudaGraphManager<P> {
         Error::OutOfMemory { area: name, bytes, available, planned, other, with_other }
     }
 
-    /// Makes sure that a step of that kind has its memory. If it was recorded after memory was allocated and needs
-    /// more, areas move, so all graphs are captured again.
+    /// Makes sure that a step of that kind has memory. If it was recorded after memory was allocated and needs more,
+    /// areas move, so all graphs are captured again.
     pub(crate) fn make_room(&mut self, key: StepKey<P::Mode>) -> Result<()> {
         let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
         if self.states[&key].plan.areas.iter().all(fits) {
@@ -298,7 +298,7 @@ impl<P: Policy> CudaGraphManager<P> {
         self.allocate()
     }
 
-    /// Keeps the number of plans within its bound: the one that has not run for the longest time is dropped with its
+    /// Keeps the number of plans within the bound: the one that has not run for the longest time is dropped with its
     /// graphs.
     fn forget_oldest(&mut self) -> Result<()> {
         if self.states.len() < self.options.plan_limit.get() {
@@ -320,7 +320,7 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// Forgets recordings, plans and graphs, and gives their memory back. The next step begins anew: it is recorded,
+    /// Forgets recordings, plans and graphs, and gives all memory back. The next step begins anew: it is recorded,
     /// warms up and is captured again. Use it after a change that a graph cannot follow, such as another number format.
     ///
     /// # Errors

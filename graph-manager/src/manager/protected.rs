@@ -1,4 +1,4 @@
-//! Memory that a step must not write yet, because a copy of it is under way.
+//! Memory that a step must not write yet, because a copy of the memory is under way.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ pub(crate) struct Protected {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// The next step that writes to these tensors waits for an event on another stream with the first entry that does, on
-    /// each queue. All other work of the step goes on beside what the event stands for.
+    /// Makes the next step that writes to one of `tensors` wait for an event on another stream, on each queue with the
+    /// first entry that writes so. All other work of the step goes on beside what the event stands for.
     ///
     /// A graph with such an entry waits as a whole: it cannot contain a wait for work outside of it. If the step's first
     /// graph is one, this step is submitted without graphs instead.
@@ -26,7 +26,7 @@ impl<P: Policy> CudaGraphManager<P> {
         self.protected = Some(Protected { until, ranges });
     }
 
-    /// Whether a step, run from its graphs, would wait for the end of a protection before its first graph.
+    /// Whether a step with graphs would wait for the end of a protection before the step's first graph.
     pub(crate) fn would_wait_whole(&self, key: StepKey<P::Mode>, microbatches: usize) -> bool {
         let (state, Some(protected)) = (&self.states[&key], &self.protected) else { return false };
         let program = &state.programs[&microbatches];

@@ -27,22 +27,23 @@ pub(crate) struct State<P: Policy> {
     pub(crate) plan: Plan<P::Region>,
     /// The addresses for the lists that have run, by number of microbatches.
     pub(crate) bindings: BTreeMap<usize, Rc<Binding>>,
-    /// The actions of the host that run a list or an extent of it, by number of microbatches, and with graphs or without.
+    /// The actions of the host that run a list or an extent of one, by number of microbatches, and with graphs or
+    /// without.
     pub(crate) schedules: HashMap<(usize, bool, Extent), Rc<Schedule>>,
     /// By key: the graph's index in `graphs`.
     pub(crate) graph_numbers: HashMap<GraphKey<P::Region>, u32>,
-    /// In the order in which schedules first needed them; `None` if one is not captured yet.
+    /// The graphs in the order of the schedules' first need; `None` if a graph is not captured yet.
     pub(crate) graphs: Vec<Option<Captured>>,
     /// Steps done.
     pub(crate) steps: usize,
     /// The lists that have run, by number of microbatches: whether each was compared since with one made anew.
     pub(crate) compared: BTreeMap<usize, bool>,
-    /// The draws into each random record when a step last used it.
+    /// The draws into each random record when a step last used the record.
     #[cfg(feature = "trainer-ops")]
     pub(crate) draws: HashMap<device::BufferId, u64>,
-    /// Whether its first capture has begun.
+    /// Whether the first capture of the kind of step has begun.
     pub(crate) begun: bool,
-    /// When it last ran, in steps of the manager.
+    /// The last run of the kind of step, in steps of the manager.
     pub(crate) last_used: u64,
 }
 
@@ -103,7 +104,7 @@ impl<P: Policy> State<P> {
         self.begun = false;
     }
 
-    /// The graphs with their keys, in the order of capture.
+    /// The graphs, each with a key, in the order of capture.
     pub(crate) fn captured(&self) -> Vec<(&GraphKey<P::Region>, &Captured)> {
         let captured = |number: u32| self.graphs[number as usize].as_ref();
         let mut graphs: Vec<_> =
@@ -112,7 +113,7 @@ impl<P: Policy> State<P> {
         graphs
     }
 
-    /// The keys of the graphs of these visits of a list, in turn.
+    /// The keys of the graphs of the visits `captured` of a list, in turn.
     pub(crate) fn graph_keys(
         &self,
         program: &Program<P::Region>,

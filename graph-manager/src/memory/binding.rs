@@ -15,7 +15,7 @@ pub(crate) struct Binding {
     places: Vec<BoundBuffer>,
 }
 
-/// A buffer with its address.
+/// A buffer with an address in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct BoundBuffer {
     pub(crate) address: u64,
@@ -24,12 +24,12 @@ pub(crate) struct BoundBuffer {
 }
 
 impl Binding {
-    /// Buffers lie at these places, in the order in which the list takes them.
+    /// The binding of buffers that lie at `places`, in the order in which the list takes buffers.
     pub(crate) fn new(places: Vec<BoundBuffer>) -> Binding {
         Binding { places }
     }
 
-    /// Allocates an area on the device and one on the host, in which each buffer has bytes of its own. No mistake of a plan
+    /// Allocates an area on the device and one on the host, in which no two buffers share bytes. No mistake of a plan
     /// shows there.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Binding {
         there.map(|buffer| buffer.bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// A tensor of a list's body, at its address in the visit with that table. Tensors in buffers that no region takes
+    /// The tensor of a list's body at the address in the visit with that table. Tensors in buffers that no region takes
     /// are unchanged.
     pub(crate) fn bound_in_visit<R: Copy + Eq + Hash + Display>(
         &self,
@@ -74,7 +74,7 @@ impl Binding {
         }
     }
 
-    /// A tensor of the recording, at its address in memory.
+    /// The tensor of the recording at the tensor's address in memory.
     pub(crate) fn bound<R: Copy + Eq + Hash + Display>(&self, program: &Program<R>, tensor: Tensor) -> Tensor {
         match program.taken(tensor.buffer) {
             Some(index) => {

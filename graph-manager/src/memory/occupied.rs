@@ -100,7 +100,7 @@ impl Occupied {
         sets.filter(|ranges| !ranges.0.is_empty()).collect()
     }
 
-    /// The nodes that together are that span, and all nodes above them.
+    /// The nodes that together are a span, and all nodes above.
     fn nodes(&self, span: RangeInclusive<usize>) -> (Vec<usize>, Vec<usize>) {
         let slot = |time: usize| self.begins.partition_point(|begin| *begin <= time) - 1;
         let (first, last) = (slot(*span.start()), slot(*span.end()));

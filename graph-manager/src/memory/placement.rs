@@ -1,4 +1,4 @@
-//! Puts buffers with known lifetimes into as little memory as it can.
+//! Puts buffers with known lifetimes into little memory.
 
 use std::collections::HashMap;
 
@@ -25,8 +25,7 @@ pub(crate) struct Placed {
 /// Gives buffers offsets. It keeps earlier results, because the microbatches of a long step repeat each other.
 #[derive(Default)]
 pub(crate) struct Placer {
-    /// Buffers that were placed together, in times counted from the first one's, with their offsets and the bytes
-    /// needed.
+    /// Buffers that were placed together, in times counted from the first buffer's, with offsets and the bytes needed.
     known: HashMap<Vec<Interval>, (Vec<usize>, usize)>,
 }
 
@@ -105,7 +104,7 @@ mod tests {
         }
     }
 
-    /// The rule in its simplest form: each interval looks at all that are placed.
+    /// The rule of placement in the simplest form: each interval looks at all that are placed.
     fn reference(intervals: &[Interval]) -> (Vec<usize>, usize) {
         let mut order: Vec<usize> = (0..intervals.len()).collect();
         order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));

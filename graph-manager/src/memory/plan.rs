@@ -21,11 +21,12 @@ use crate::program::{Lifetime, Program, Visit};
 /// Names an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum AreaKind {
-    /// Buffers that do not outlive their region, by stream. Those of several streams lie in the compute stream's area.
+    /// Buffers that live within one region, by stream. Those of several streams lie in the compute stream's
+    /// area.
     Scratch(StreamId),
     /// Buffers that a microbatch saves in a chunk, by slot.
     Slot { home: Home, chunk: usize, slot: usize },
-    /// Buffers that outlive their region, planned over the whole step.
+    /// Buffers that outlive one region, planned over the whole step.
     Step(Home),
 }
 
@@ -44,7 +45,7 @@ impl AreaKind {
         }
     }
 
-    /// The memory that it lies in.
+    /// The memory that the area lies in.
     pub(crate) fn home(self) -> Home {
         match self {
             AreaKind::Scratch(_) => Home::Device,
@@ -53,7 +54,7 @@ impl AreaKind {
     }
 }
 
-/// A buffer with its area, and its offset there in bytes.
+/// A buffer with an area, and the buffer's offset in the area, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlacedBuffer {
     pub(crate) area: AreaKind,
@@ -65,7 +66,7 @@ pub(crate) struct PlacedBuffer {
 /// The same for a buffer of the planned list, in less memory.
 #[derive(Clone, Copy)]
 struct Place {
-    /// The number of its area; `UNPLANNED` without a place.
+    /// The number of the place's area; `UNPLANNED` without a place.
     area: u32,
     offset: usize,
 }
@@ -77,7 +78,7 @@ type Group = Vec<(usize, Lifetime)>;
 
 /// A memory plan.
 pub(crate) struct Plan<R> {
-    /// The microbatches of the list that it is made from, the planned list.
+    /// The microbatches of the list that the plan is made from, the planned list.
     pub(crate) microbatches: usize,
     /// By buffer of that list. Only buffers of visits that stand for their key have a place.
     places: Vec<Place>,
@@ -161,7 +162,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         plan
     }
 
-    /// A visit's region as memory sees it. With K slots, microbatch m of M has slot (M-1-m) mod K, so the last one is
+    /// A visit's region in the memory plan. With K slots, microbatch m of M has slot (M-1-m) mod K, so the last one is
     /// always in slot 0.
     pub(crate) fn key(&self, visit: &Visit<R>, microbatches: usize) -> RegionKey<R> {
         match (&self.slots, &visit.instance) {
@@ -179,7 +180,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         self.visits.get(key).map(|visit| *visit as usize)
     }
 
-    /// The place and the name of a buffer, given by its number in a visit of the planned list.
+    /// The place and the name of a buffer, from the buffer's number in a visit of the planned list.
     pub(crate) fn placement(
         &self,
         program: &Program<R>,

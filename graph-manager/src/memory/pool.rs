@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::finally::Finally;
 use crate::side_stream::SideStream;
 
-/// A stream, and the scratch memory of all graphs captured on it. Managers and captures of one pool share scratch,
+/// A stream, and the scratch memory of all graphs captured on that stream. Managers and captures of one pool share scratch,
 /// because a stream runs one of their graphs at a time. The results of a graph lie outside of the shared scratch.
 ///
 /// Memory is given back when the last manager or capture that uses it is dropped.
@@ -59,7 +59,7 @@ impl Pool {
         Pool { shared: Rc::new(Shared { scratch, busy, side, lane, hooks, compute }) }
     }
 
-    /// The stream that its graphs are launched on.
+    /// The stream that the pool's graphs are launched on.
     pub fn compute(&self) -> &Stream {
         &self.shared.compute
     }
@@ -142,7 +142,7 @@ pub trait GraphHooks {
     /// The graph can be launched. It has so many operations.
     fn after_instantiate(&self, _graph: &str, _nodes: usize) {}
 
-    /// The graph is about to be launched, for the first time right after its capture. A graph that becomes a part of
+    /// The graph is about to be launched, for the first time right after the capture. A graph that becomes a part of
     /// another, because a [`Capture`](crate::Capture) runs inside a region, is not launched itself.
     fn before_replay(&self, _graph: &str) {}
 

@@ -40,7 +40,7 @@ pub(crate) fn in_flight<R>(program: &Program<R>) -> BTreeMap<usize, usize> {
     flights(program).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
 }
 
-/// By chunk, the number of slots that hold every one of these steps.
+/// By chunk, the number of slots that hold every one of the steps `programs`.
 pub(crate) fn slots<R>(programs: &[&Program<R>]) -> BTreeMap<usize, usize> {
     let mut slots = BTreeMap::new();
     programs.iter().for_each(|program| raise(&mut slots, &in_flight(program)));
@@ -55,7 +55,8 @@ pub(crate) fn raise<K: Ord + Copy>(numbers: &mut BTreeMap<K, usize>, needed: &BT
     }
 }
 
-/// Fails if a buffer is used after the last region of its microbatch, when another microbatch may have its slot.
+/// Fails if a buffer is used after the last region of the buffer's microbatch, when another microbatch may have the
+/// slot.
 pub(crate) fn check_flights<R: Copy + Eq + Hash + Display>(
     program: &Program<R>,
     slots: &BTreeMap<usize, usize>,

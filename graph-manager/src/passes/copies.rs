@@ -36,7 +36,7 @@ pub(super) struct Copies {
 
 struct CopyOf {
     copy: Tensor,
-    /// The tensor of the code's that it is a copy of.
+    /// The tensor of the code's that `copy` is a copy of.
     source: Tensor,
     microbatch: Option<usize>,
     /// The region of the move.
@@ -74,7 +74,7 @@ impl Copies {
         self.own.is_empty()
     }
 
-    /// The pass may fill these buffers.
+    /// Notes the buffers that the pass may fill.
     pub(super) fn may_fill(&mut self, taken: &[TakenByPass]) {
         self.own.extend(taken.iter().map(|taken| taken.tensor.buffer));
     }
@@ -130,7 +130,7 @@ impl Copies {
         Ok(())
     }
 
-    /// An operation of the code's comes next in the list, `entry` as the pass left it.
+    /// Notes that an operation of the code's comes next in the list, with `entry` from the pass.
     ///
     /// # Errors
     /// An operation that is not `of_code`, the operation of the code, once copies are named as their sources; a use of a copy

@@ -29,7 +29,7 @@ pub trait StepPass<R> {
     /// The pass's name in errors and reports.
     fn name(&self) -> &'static str;
 
-    /// Whether a region, and those inside it, run on the second lane: in turn with other regions there, after all
+    /// Whether a region, with the regions inside, runs on the second lane: in turn with other regions there, after all
     /// earlier work, and next to later work. Their transfers need communicators of their own: two transfers under way
     /// at once on one communicator might start in another order on another rank, and wait for each other for ever.
     fn runs_aside(&mut self, _region: R) -> bool {
@@ -50,7 +50,7 @@ pub(crate) struct Passes<R> {
     error: RefCell<Option<Error>>,
 }
 
-/// A pass, and the operations that it has moved.
+/// A pass, and the operations that the pass has moved.
 type Watched<R> = (Box<dyn StepPass<R>>, Moved<R>);
 
 impl<R: Copy + Display> Passes<R> {
@@ -76,7 +76,7 @@ impl<R: Copy + Display> Passes<R> {
         all.iter_mut().try_for_each(|(pass, moved)| moved.check_direct(pass.name(), region, name, accesses))
     }
 
-    /// Fails if a pass has kept operations of the recorded step for itself.
+    /// Fails if a pass has kept operations of the recorded step back.
     pub(crate) fn check_end(&self) -> Result<()> {
         self.all.borrow().iter().try_for_each(|(pass, moved)| moved.check_end(pass.name()))
     }

@@ -12,23 +12,23 @@ use super::copies::{Copies, Place};
 use super::piece::{Piece, PieceEntry};
 use crate::error::{Error, Result};
 
-/// The operations that a pass was given and has not put in the list, and those that it has begun ahead.
+/// The operations that a pass was given and has not put in the list, and the operations that the pass has begun ahead.
 pub(super) struct Moved<R> {
-    /// The number of operations that it was given so far.
+    /// The number of operations that the pass was given so far.
     count: u64,
     /// The operations of the current piece.
     given: Vec<Given>,
-    /// The operations of earlier pieces that it keeps, by number, each with its region.
+    /// The operations of earlier pieces that the pass keeps, by number, each with a region.
     kept: BTreeMap<u64, (R, Given)>,
-    /// The bytes that they read and write, by buffer.
+    /// The bytes that kept operations read and write, by buffer.
     bytes: HashMap<BufferId, Vec<Bytes>>,
     /// Operations that have begun ahead and that the code has not submitted yet.
     begun: Vec<Begun<R>>,
-    /// The copies that its moves have made.
+    /// The copies that the pass's moves have made.
     copies: Copies,
 }
 
-/// An operation of a piece as the pass left it, without moves: as the code submitted it.
+/// An operation of a piece after the pass, without moves: as the code submitted it.
 struct Seen {
     /// As [`PieceEntry::number`]: 0 if it begins ahead.
     number: u64,
@@ -48,7 +48,7 @@ struct Begun<R> {
     region: R,
     op: Rc<Op>,
     accesses: Rc<Accesses>,
-    /// The number with which it came, in the piece that the pass has.
+    /// The number of the operation in the piece that the pass has, once the code has submitted the operation.
     came: Option<u64>,
 }
 
@@ -77,8 +77,8 @@ impl<R: Copy + Display> Moved<R> {
         }
     }
 
-    /// Compares a piece, as the pass left it, with the operations that the pass was given. `microbatch` is that of the
-    /// piece's region.
+    /// Compares a piece, as the pass left the piece, with the operations that the pass was given. `microbatch` is that
+    /// of the piece's region.
     ///
     /// # Errors
     /// [`Error::Usage`] with two operations that changed places and must not, or with a wrong move.
@@ -133,8 +133,8 @@ impl<R: Copy + Display> Moved<R> {
         Ok(())
     }
 
-    /// The operations of a piece as the code submitted them: without the pass's moves, and with copies named as their
-    /// sources.
+    /// The operations of a piece as the code submitted the piece: without the pass's moves, and with copies named as
+    /// their sources.
     fn without_moves(
         &mut self,
         pass: &'static str,
@@ -203,8 +203,8 @@ impl<R: Copy + Display> Moved<R> {
         Ok(())
     }
 
-    /// Fails if work that takes its place in the list now meets operations that the pass keeps or has begun ahead, or
-    /// memory whose newest values lie in a copy.
+    /// Fails if work that enters the list now meets operations that the pass keeps or has begun ahead, or memory whose
+    /// newest values lie in a copy.
     pub(super) fn check_direct(
         &mut self,
         pass: &'static str,
@@ -234,7 +234,7 @@ impl<R: Copy + Display> Moved<R> {
         Err(Error::usage(problem, "begin what the code submits later, and take it out there"))
     }
 
-    /// An operation that the pass keeps, that comes before that number, and that meets this one.
+    /// An operation that the pass keeps, that comes before that number, and that touches the memory of `op`.
     fn kept_before(&self, number: u64, (op, accesses): Of<'_>) -> Option<Of<'_>> {
         if self.kept.is_empty() {
             return None;
@@ -280,11 +280,11 @@ impl<R: Copy + Display> Moved<R> {
     }
 }
 
-/// An operation, with its reads and writes.
+/// An operation, with the operation's reads and writes.
 pub(super) type Of<'o> = (&'o Op, &'o Accesses);
 
 impl Seen {
-    /// Whether it begins ahead.
+    /// Whether the operation begins ahead.
     fn is_new(&self) -> bool {
         self.number == 0
     }
@@ -293,8 +293,8 @@ impl Seen {
         (&self.op, &self.accesses)
     }
 
-    /// Whether it may come before an operation that it meets. True for an early operation, if the other does not write
-    /// its inputs: it has run before, and to run it again changes nothing.
+    /// Whether the operation may come before an operation that touches the same memory. True for an early operation, if
+    /// the other does not write its inputs: it has run before, and to run it again changes nothing.
     fn finds_itself_done(&self, other: &Accesses) -> bool {
         self.early && !Accesses::new(self.accesses.reads.iter().copied(), []).conflicts(other)
     }

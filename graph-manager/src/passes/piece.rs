@@ -7,8 +7,8 @@ use device::{Accesses, BufferId, BufferName, Communicator, Device, Home, Op, Ten
 
 use crate::side_stream::SideStream;
 
-/// Operations that a region's code submits up to its next inner region, fork, join or host call, or up to its end, in
-/// the order of the list.
+/// Operations that a region's code submits up to the region's next inner region, fork, join or host call, or up to the
+/// end, in the order of the list.
 pub struct Piece<R> {
     pub(super) region: R,
     pub(super) begins: bool,
@@ -21,9 +21,9 @@ pub struct Piece<R> {
     pub(super) taken: Vec<TakenByPass>,
     /// The operations.
     pub entries: Vec<PieceEntry>,
-    /// All work after the piece waits for these queues.
+    /// The queues that all work after the piece waits for.
     pub joins: Vec<Rc<SideStream>>,
-    /// The piece, and all work after it, waits for the second lane.
+    /// Whether the piece, and all later work, waits for the second lane.
     pub joins_aside: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct TakenByPass {
 /// The event that ends a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// A region inside this one.
+    /// The beginning of an inner region.
     Inner,
     /// The region's code goes on: it forks, joins, calls the host, or asks for the stream.
     More,
@@ -46,12 +46,12 @@ pub enum Then {
 }
 
 impl<R: Copy> Piece<R> {
-    /// The region whose code it is.
+    /// The region whose code makes the piece.
     pub fn region(&self) -> R {
         self.region
     }
 
-    /// Whether the piece is the first of its region.
+    /// Whether the piece is the region's first.
     pub fn begins(&self) -> bool {
         self.begins
     }
@@ -81,7 +81,8 @@ impl<R: Copy> Piece<R> {
 pub(crate) enum DoneIn {
     /// All steps.
     AllSteps,
-    /// The first steps alone; later ones use the result. See [`StepContext::run_early`](crate::StepContext::run_early).
+    /// The first steps alone; later steps use the result. See
+    /// [`StepContext::run_early`](crate::StepContext::run_early).
     FirstSteps,
 }
 
@@ -96,9 +97,9 @@ pub struct PieceEntry {
     pub label: Option<Rc<str>>,
     /// `None` for the region's own.
     queue: Option<Rc<SideStream>>,
-    /// The entry's place in the order that the pass was given, from 1; 0 if the pass has made it.
+    /// The entry's place in the order that the pass was given, from 1; 0 for an entry of the pass's own.
     pub(super) number: u64,
-    /// The pass has made it, to move a tensor.
+    /// Whether the pass has made the entry, to move a tensor.
     pub(super) moves: bool,
     /// See [`PieceEntry::wait_for`].
     pub(super) waits_for: Option<Rc<SideStream>>,
@@ -119,8 +120,8 @@ impl PieceEntry {
         PieceEntry::new(op.into(), DoneIn::AllSteps, |_| false)
     }
 
-    /// A move of a tensor to a buffer that the pass has [taken](Piece::buffer_like), or from there back to where it was
-    /// moved from. Without its moves, and with each copy named as the tensor that it is a copy of, the list must be one
+    /// A move of a tensor to a buffer that the pass has [taken](Piece::buffer_like), or from there back to the tensor's
+    /// old place. Without its moves, and with each copy named as the tensor that it is a copy of, the list must be one
     /// that the pass might have made without moves.
     pub fn moves(op: Move) -> PieceEntry {
         PieceEntry { moves: true, outside: false, ..PieceEntry::new(op.into(), DoneIn::AllSteps, |_| false) }
@@ -161,7 +162,7 @@ impl PieceEntry {
         self.outside
     }
 
-    /// Whether only the first steps do it; later ones use the result.
+    /// Whether only the first steps do the operation; later steps use the result.
     pub(super) fn is_early(&self) -> bool {
         self.done_in == DoneIn::FirstSteps
     }
@@ -193,7 +194,7 @@ impl PieceEntry {
         self.waits_for = Some(queue.clone());
     }
 
-    /// Has a transfer use a twin of its communicator: the same ranks. Does nothing for other operations.
+    /// Has a transfer use a twin of the transfer's communicator: the same ranks. Does nothing for other operations.
     pub fn change_communicator(&mut self, twin: &Rc<dyn Communicator>) {
         if let Op::Collective(transfer) = Rc::make_mut(&mut self.op) {
             transfer.communicator = twin.clone();

@@ -14,7 +14,7 @@ use crate::training::TrainingRegion;
 /// queue of their own, and the backward waits for it at its end. If the order has later calls for them, they go there.
 pub(crate) struct Sums {
     queue: Rc<SideStream>,
-    /// The order has calls for them.
+    /// Whether the order has calls for weight gradients.
     later: bool,
     /// By backward.
     kept: HashMap<Call, Vec<PieceEntry>>,

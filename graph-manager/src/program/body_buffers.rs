@@ -1,4 +1,4 @@
-//! The buffers that bodies of `when`s have for themselves, and what else may not touch them.
+//! The buffers that bodies of `when`s have alone, and what else may not touch such a buffer.
 
 use std::collections::HashSet;
 
@@ -13,14 +13,14 @@ use super::refused::Refused;
 pub(super) struct BodyBuffers(HashSet<BufferId>);
 
 impl BodyBuffers {
-    /// The first of these tensors that a body has for itself, if one is there.
+    /// The first of `tensors` that a body has alone, if one is there.
     pub(super) fn first_of(&self, tensors: &[Tensor]) -> Option<BufferId> {
         tensors.iter().map(|tensor| tensor.buffer).find(|buffer| self.0.contains(buffer))
     }
 
-    /// Adds those of the next entry of the list. Returns why it is refused: it uses a buffer of another body, or its own
-    /// body alone would give values to a buffer that is `unused` so far. A `when` that comes again has the same buffers for
-    /// itself: its body writes them anew.
+    /// Adds the bodies' buffers of the next entry of the list. Returns why it is refused: it uses a buffer of another
+    /// body, or its own body alone would give values to a buffer that is `unused` so far. A `when` that comes again has
+    /// the same buffers for itself: its body writes them anew.
     pub(super) fn add(
         &mut self,
         work: &Work,

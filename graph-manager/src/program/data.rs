@@ -1,4 +1,4 @@
-//! The list itself.
+//! The list of a step.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::policy::Instance;
 /// The recorded list of one kind of step with a number of microbatches.
 pub(crate) struct Program<R> {
     pub(crate) microbatches: usize,
-    /// The regions, in the order in which they begin.
+    /// The regions' visits, in the order of the visits' beginnings.
     pub(crate) visits: Vec<Visit<R>>,
     /// The submissions outside of all regions, and the places of the outermost regions.
     pub(super) outermost: Held,
@@ -24,7 +24,7 @@ pub(crate) struct Program<R> {
     pub(super) tables: Vec<u32>,
     /// The buffers that regions take, in that order.
     pub(crate) buffers: Vec<Taken>,
-    /// By the number of a buffer on its device, less that of the first: its index in `buffers`.
+    /// By the number of a buffer on the device, less that of the first: its index in `buffers`.
     pub(super) by_number: Vec<u32>,
     pub(super) first_number: usize,
     /// Other buffers that the step uses, such as weights.
@@ -34,31 +34,31 @@ pub(crate) struct Program<R> {
     pub(super) queues: Vec<StreamId>,
     /// The number of entries and joins.
     pub(super) length: u32,
-    /// The waits of entries, besides those for the entry before them on their queue. No wait follows from others.
+    /// The waits of entries, besides waits for the entry before on the same queue. No wait follows from others.
     pub(crate) waits: Vec<Wait>,
     /// By index in `buffers`.
     pub(super) lifetimes: Vec<Lifetime>,
-    /// Indices in `buffers` of those that the step's code returned.
+    /// Indices in `buffers` of the buffers that the step's code returned.
     pub(super) returned: Vec<u32>,
 }
 
 /// A region's turn in a step.
 pub(crate) struct Visit<R> {
     pub(crate) region: R,
-    /// The region's microbatch, if it belongs to one.
+    /// The region's microbatch, if the region belongs to one.
     pub(crate) instance: Option<Instance<R>>,
     /// The region in words.
     pub(crate) name: Rc<str>,
-    /// Index of the visit that this one is directly inside of.
+    /// Index of the visit directly outside of this visit.
     pub(super) outer: u32,
-    /// Index of the first visit after this one that is not inside it.
+    /// Index of the first later visit that is not inside this visit.
     pub(super) next: u32,
-    /// Positions of its submissions.
+    /// The first position of the visit's submissions.
     pub(super) start: u32,
     pub(super) end: u32,
     /// The stream that the region runs on.
     pub(crate) stream: StreamId,
-    /// The range of `buffers` that the region and those inside it take.
+    /// The range of `buffers` that the region and the regions inside take.
     pub(super) taken: (u32, u32),
     pub(super) held: Held,
 }
@@ -74,12 +74,12 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) bytes: usize,
-    /// The memory that it is planned in.
+    /// The memory that the buffer is planned in.
     pub(crate) home: Home,
     /// The first address, in the recording's own addresses.
     pub(crate) address: u64,
     pub(crate) buffer: BufferId,
-    /// Index of the visit that takes it.
+    /// Index of the visit that takes the buffer.
     pub(super) visit: u32,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Taken {
 pub(crate) struct Wait {
     /// The position of the waiting entry.
     pub(crate) position: u32,
-    /// The position of the entry that it waits for.
+    /// The position of the entry that is waited for.
     pub(crate) on: u32,
 }
 
@@ -99,42 +99,42 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) const OUTSIDE: u32 = 1 << 31;
 
 impl Taken {
-    /// Index of the visit that takes it.
+    /// Index of the visit that takes the buffer.
     pub(crate) fn visit(&self) -> usize {
         self.visit as usize
     }
 }
 
 impl<R> Visit<R> {
-    /// Index of the visit that this one is directly inside of.
+    /// Index of the visit directly outside of this visit.
     pub(crate) fn outer(&self) -> Option<usize> {
         (self.outer != NONE).then_some(self.outer as usize)
     }
 
-    /// Index of the first visit after this one that is not inside it.
+    /// Index of the first later visit that is not inside this visit.
     pub(crate) fn next(&self) -> usize {
         self.next as usize
     }
 
-    /// Positions of its submissions.
+    /// Positions of the visit's submissions.
     pub(crate) fn positions(&self) -> Range<u32> {
         self.start..self.end
     }
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// Whether a region has others inside it.
+    /// Whether a region has other regions inside.
     pub(crate) fn is_composite(&self, visit: usize) -> bool {
         self.visits[visit].next() > visit + 1
     }
 
-    /// Whether two regions, and those inside them, submit the same on other buffers of the step.
+    /// Whether two regions, each with the regions inside, submit the same on other buffers of the step.
     pub(crate) fn does_the_same(&self, one: usize, other: usize) -> bool {
         let bodies = |visit: usize| self.visits[visit..self.visits[visit].next()].iter().map(|visit| visit.held.body);
         bodies(one).eq(bodies(other))
     }
 
-    /// The number of entries between those positions; joins do not count.
+    /// The number of entries between two positions; joins do not count.
     pub(crate) fn entries(&self, positions: Range<u32>) -> usize {
         let before = |position: u32| self.joins.partition_point(|join| join.position < position);
         positions.len() - (before(positions.end) - before(positions.start))
@@ -145,7 +145,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         self.entries(0..self.length)
     }
 
-    /// Bytes of the buffers that a region takes, those of the regions inside it included.
+    /// Bytes of the buffers that a region takes, the buffers of regions inside included.
     pub(crate) fn bytes(&self, visit: usize) -> usize {
         let (start, end) = self.visits[visit].taken;
         self.buffers[start as usize..end as usize].iter().map(|buffer| buffer.bytes).sum()
@@ -171,7 +171,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         own.map(move |own| (self.tables[(table + own.local) as usize] as usize, own.name))
     }
 
-    /// The name of a buffer that a visit before this one takes, and that this one or a later one uses, if there is one.
+    /// The name of a buffer that an earlier visit takes, and that this or a later visit uses, if there is one.
     pub(crate) fn taken_before_and_used_from(&self, visit: usize) -> Option<&'static str> {
         let tables = self.visits[visit..].iter().flat_map(|Visit { held, .. }| {
             let mentions = self.bodies[held.body as usize].mentions;
@@ -182,7 +182,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         before.find(|(buffer, _)| used.contains(buffer)).map(|(_, name)| name)
     }
 
-    /// The buffers in the order in which regions take them, each with its number among those of its visit.
+    /// The buffers in the order of taking, each with a number among the buffers of the visit.
     pub(crate) fn taken_in_order(&self) -> impl Iterator<Item = (&Taken, usize)> {
         let mut counts = vec![0; self.visits.len()];
         self.buffers.iter().map(move |buffer| {
@@ -203,8 +203,8 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         &self.outside
     }
 
-    /// Regions of two microbatches that use such a buffer, if the second microbatch begins to use it before the first one
-    /// ends. The first region is the first microbatch's last one.
+    /// Regions of two microbatches that use a buffer, if the second microbatch begins to use the buffer before the
+    /// first one ends. The first region is the first microbatch's last one.
     #[cfg(feature = "trainer-ops")]
     pub(crate) fn in_flight_with(&self, buffer: BufferId) -> Option<[&str; 2]> {
         let outside = OUTSIDE | self.outside.iter().position(|other| *other == buffer)? as u32;
@@ -272,7 +272,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         Some(self.tables[(table + local) as usize] as usize)
     }
 
-    /// A tensor of a body as the visit with that table recorded it.
+    /// The tensor of a body as the visit with that table recorded the tensor.
     pub(super) fn recorded(&self, table: u32, tensor: Tensor) -> Tensor {
         match self.meant(table, &tensor) {
             Some(index) => {
@@ -289,8 +289,8 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         visit.start + self.bodies[visit.held.body as usize].inputs..visit.end
     }
 
-    /// An entry that an action names, with the table of its visit. If it copies one of the region's inputs, also the
-    /// input's number.
+    /// The entry that an action names, with the table of the entry's visit. If it copies one of the region's inputs,
+    /// also the input's number.
     pub(crate) fn entry(&self, visit: u32, item: u32) -> (&Entry, u32, Option<usize>) {
         let held = self.visits.get(visit as usize).map_or(self.outermost, |visit| visit.held);
         let body = &self.bodies[held.body as usize];
@@ -298,7 +298,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         (entry, held.table, (item < body.inputs).then_some(item as usize))
     }
 
-    /// The communicators of rows that GPUs write into each other's memory, in the order of their first transfers.
+    /// The communicators of rows that GPUs write into each other's memory, in the order of first transfers.
     pub(crate) fn communicators_of_rows(&self) -> Vec<&Rc<dyn Communicator>> {
         let mut found: Vec<&Rc<dyn Communicator>> = Vec::new();
         for item in self.bodies.iter().flat_map(|body| &body.items) {
@@ -312,7 +312,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
         found
     }
 
-    /// The operations of a visit and of those inside it.
+    /// The operations of a visit and of the visits inside.
     pub(crate) fn operations_in(&self, visit: usize) -> impl Iterator<Item = &Op> {
         let bodies = self.visits[visit..self.visits[visit].next()].iter().map(|visit| visit.held.body);
         bodies.flat_map(|body| &self.bodies[body as usize].items).filter_map(|item| match item {
@@ -339,7 +339,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
     }
 }
 
-/// From its position on, queue `by` waits for all entries of queue `of` before position `until`.
+/// A join: from the join's position on, queue `by` waits for all entries of queue `of` before position `until`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Join {
     pub(crate) position: u32,

@@ -10,7 +10,7 @@ use super::body::{Item, Own, Use, Work};
 use super::data::Program;
 use super::frozen::text;
 
-/// Words to be hashed as they come.
+/// A stream of words that a hasher takes one by one.
 struct Words<'h>(&'h mut DefaultHasher);
 
 impl Write for Words<'_> {

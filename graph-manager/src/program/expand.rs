@@ -1,9 +1,9 @@
-//! The list from its beginning to its end.
+//! The list from beginning to end, with all bodies in place.
 
 use super::body::{Body, Entry, Item, Use};
 use super::data::{Held, Join, NONE, OUTSIDE, Program};
 
-/// An entry with the buffers of its visit.
+/// An entry with the buffers of the entry's visit.
 pub(super) struct Expanded<'p> {
     /// Index of the visit; `NONE` outside of all.
     pub(super) visit: u32,

@@ -95,10 +95,10 @@ fn in_region<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
         .then(|| format!("it had {was_some} when recorded, the code now submits {is}: a branch has changed"))
 }
 
-/// An entry, with its visit and the program that it is of.
+/// An entry, with the entry's visit and program.
 type Listed<'p, R> = (&'p Program<R>, Held, &'p Entry);
 
-/// The difference between two entries, with their name if they have the same.
+/// The difference between two entries, with the entries' name if both have the same.
 fn in_entry<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     (was, was_held, old): Listed<'_, R>,
     (is, is_held, new): Listed<'_, R>,
@@ -150,7 +150,7 @@ fn used<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(
     uses.map(|each| (of(program.tables[(table + each.local) as usize]), each.writes, each.start, each.end)).collect()
 }
 
-/// An operation with its buffers by number. Two recordings of one step have the same numbers.
+/// An operation with numbers for buffers. Two recordings of one step have the same numbers.
 fn by_number<R: Copy + Eq + std::hash::Hash + std::fmt::Display>(program: &Program<R>, table: u32, op: &Op) -> Op {
     op.clone().map(|tensor| match program.meant(table, &tensor) {
         Some(index) => Tensor { buffer: BufferId::placeholder(index as u32), ..tensor },

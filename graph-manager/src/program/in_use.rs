@@ -10,9 +10,9 @@ use super::lifetime::{Lifetime, SEVERAL};
 use super::order::{Order, base};
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// Finds the order of the list, and the times in which its buffers are in use. `kept` are buffers that code outside
-    /// of the step reads, each with the position up to which it does. `taken_at` has the positions at which buffers are
-    /// taken.
+    /// Finds the order of the list, and the times in which the list's buffers are in use. `kept` are buffers that code
+    /// outside of the step reads, each with the position up to which it does. `taken_at` has the positions at which
+    /// buffers are taken.
     pub(super) fn order_and_lifetimes(&mut self, taken_at: Vec<u32>, kept: &[(u32, u32)]) {
         let order = Order::of(self);
         self.lifetimes = lifetimes(self, taken_at, &order);

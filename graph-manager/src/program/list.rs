@@ -1,4 +1,4 @@
-//! The list as others read it.
+//! The list for readers outside.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ pub struct ListedEntry {
     /// The index of the entry's visit; `None` outside of all regions. Visits are counted in the order in which regions
     /// begin.
     pub visit: Option<usize>,
-    /// The entry's region, or a name of its own for timelines; empty outside of all.
+    /// The entry's region, or a special name for timelines; empty outside of all regions.
     pub region: Rc<str>,
     /// The visit whose graph contains the entry; `None` for an eager entry.
     pub graph: Option<usize>,

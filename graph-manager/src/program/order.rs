@@ -24,7 +24,7 @@ pub(super) fn base(queue: StreamId, of_region: StreamId, compute: StreamId) -> O
     (queue != base).then_some(base)
 }
 
-/// The waits of a list, and for each entry the work that is done before it.
+/// The waits of a list, and for each entry the work that is done before the entry.
 pub(super) struct Order {
     pub(super) waits: Vec<Wait>,
     queues: Vec<Queue>,
@@ -35,11 +35,11 @@ pub(super) struct Order {
 /// A queue up to the entry that the walk has reached.
 #[derive(Default)]
 struct Queue {
-    /// Positions of its entries.
+    /// Positions of the queue's entries.
     entries: Vec<u32>,
     /// The vector clock. By queue: a position. The queue's entries before it are done before the next entry here.
     clock: Vec<u32>,
-    /// Positions at which the clock changed; the clocks from these positions on.
+    /// Positions at which the clock changed, for `clocks`.
     changed: Vec<u32>,
     clocks: Vec<u32>,
     /// Entries that joins name, for the next entry.
@@ -53,7 +53,7 @@ impl Queue {
         count.checked_sub(1).map(|at| self.entries[at])
     }
 
-    /// The clock of its entry at that position.
+    /// The clock of the queue's entry at that position.
     fn clock_at(&self, position: u32) -> &[u32] {
         let count = self.changed.partition_point(|changed| *changed <= position);
         let width = self.clock.len();
@@ -62,7 +62,8 @@ impl Queue {
 }
 
 impl Order {
-    /// Calls `each` with queues and the positions up to which their entries are done once the entry at `position` is.
+    /// Calls `each` with queues and the positions up to which the queues' entries are done once the entry at `position`
+    /// is.
     pub(super) fn done_with(&self, position: u32, mut each: impl FnMut(usize, u32)) {
         let queue = self.queue_of[position as usize] as usize;
         self.queues[queue].clock_at(position).iter().enumerate().for_each(|(of, until)| each(of, *until));
@@ -176,14 +177,14 @@ impl Data {
         }
     }
 
-    /// Nothing will use these bytes again.
+    /// Forgets the bytes of a range, which no later entry uses.
     fn forget(&mut self, range: Range<u64>) {
         while let Some(start) = self.0.range(range.clone()).next().map(|(start, _)| *start) {
             self.0.remove(&start);
         }
     }
 
-    /// An entry reads or writes these bytes: adds the entries that it comes after.
+    /// Notes that an entry reads or writes the bytes of a range: adds the entries that it comes after.
     fn touch(
         &mut self,
         range: Range<u64>,

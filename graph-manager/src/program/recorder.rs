@@ -33,19 +33,19 @@ pub(crate) struct Recorder<R> {
     mentions: [Vec<(u32, u32)>; 2],
     /// The index in the program's `outside` of each buffer that no region takes.
     outside: HashMap<BufferId, u32>,
-    /// Buffers that code outside of the step reads, each with the position up to which it may read.
+    /// Buffers that code outside of the step reads, each with the position up to which the code may read.
     kept: Vec<(u32, u32)>,
     /// By buffer that a region takes: the position of the taking.
     taken_at: Vec<u32>,
     /// By buffer that a region takes: whether an entry has used it.
     used: Vec<bool>,
-    /// The buffers that bodies of `when` have for themselves.
+    /// The buffers that bodies of `when` have alone.
     of_bodies: BodyBuffers,
     /// The statuses that operations have made so far. Updates follow such a status.
     statuses: RefCell<Vec<BufferId>>,
     /// Steps with graphs leave out the current submission.
     early: bool,
-    /// The first mistake, with its visit.
+    /// The first mistake, with the mistake's visit.
     refused: Option<(u32, Refused)>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Recorder<R> {
 struct Open {
     visit: u32,
     stream: StreamId,
-    /// If it is part of a graph: the visit that becomes the graph.
+    /// The graph that the visit is part of, if there is one: the visit that becomes the graph.
     graph: Option<Graph>,
     items: Vec<Item>,
     inputs: u32,
@@ -68,7 +68,7 @@ struct Open {
 struct Graph {
     visit: u32,
     stream: StreamId,
-    /// The count of submissions when it began.
+    /// The count of submissions at the visit's beginning.
     since: u64,
 }
 
@@ -136,8 +136,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         }
     }
 
-    /// Begins a visit within the innermost one, on that stream; returns its index. A region that is `captured` becomes
-    /// a graph, unless it is part of one.
+    /// Begins a visit within the innermost visit, on that stream; returns the new visit's index. A region that is
+    /// `captured` becomes a graph, unless it is part of one.
     pub(crate) fn begin(
         &mut self,
         device: &Device,
@@ -223,7 +223,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         open.digest.add(name.as_ptr() as u64);
     }
 
-    /// Notes that the innermost visit has submitted copies of its inputs, and nothing else so far.
+    /// Notes that the innermost visit has submitted copies of the visit's inputs, and nothing else so far.
     pub(crate) fn inputs_are_copied(&mut self, device: &Device) {
         self.hear(device);
         let open = self.top();
@@ -248,7 +248,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.entry(queue, Work::Host(Rc::new(call)), &accesses, None);
     }
 
-    /// Keeps the memory of these tensors up to here, for code outside of the step.
+    /// Keeps the memory of `tensors` up to here, for code outside of the step.
     pub(crate) fn keep(&mut self, device: &Device, tensors: &[Tensor]) {
         self.hear(device);
         if let Some(buffer) = self.of_bodies.first_of(tensors) {
@@ -258,7 +258,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.kept.extend(taken.map(|index| (index as u32, self.program.length)));
     }
 
-    /// The whole list, with its order and the lifetimes of its buffers.
+    /// The whole list, with the order and the lifetimes of the list's buffers.
     ///
     /// # Errors
     /// The first mistake in the list.
@@ -339,7 +339,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         self.program.queues[0]
     }
 
-    /// The other queue that an entry on `queue` has to wait for, up to its place in the list.
+    /// The other queue that an entry on `queue` has to wait for, up to the entry's place in the list.
     fn base(&self, queue: StreamId) -> Option<StreamId> {
         let of_region = self.open.last().map_or(self.compute(), |open| open.stream);
         base(queue, of_region, self.compute())
@@ -442,7 +442,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display> Recorder<R> {
         accesses.reads.iter().chain(&accesses.writes).find(is_there).map(|tensor| tensor.buffer)
     }
 
-    /// A buffer's number in the innermost visit, and the address from which its bytes are counted.
+    /// A buffer's number in the innermost visit, and the address from which the buffer's bytes are counted.
     fn mention(&mut self, buffer: BufferId) -> (u32, u64) {
         if let Some(index) = self.program.taken(buffer) {
             self.used[index] = true;

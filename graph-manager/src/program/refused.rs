@@ -8,22 +8,22 @@ use crate::error::Error;
 pub(super) enum Refused {
     /// An operation of a captured region, on a stream that the graph would not include.
     LeftOut(&'static str, StreamId),
-    /// A copy between host and device, by its name.
+    /// A copy between host and device, by name.
     HostCopy(&'static str, BufferId),
     /// A wait for an event that was not recorded in the step.
     UnknownEvent(StreamId),
     /// A call of the host in a region that becomes a graph.
     HostCall(&'static str),
-    /// The use of a buffer of a body of `when` by other work, by its name.
+    /// The use of a buffer of a body of `when` by other work, named here.
     LeftBody(&'static str, BufferId),
-    /// An operation other than a move, by its name, that uses a buffer of the host.
+    /// An operation other than a move, named here, that uses a buffer of the host.
     OnHost(&'static str, BufferId),
-    /// A buffer that an operation may leave without values, by its name.
+    /// A buffer that an operation, named here, may leave without values.
     Unwritten(&'static str, BufferId),
 }
 
 impl Refused {
-    /// The error, with its region.
+    /// The error for the mistake, with the mistake's region.
     pub(super) fn error(&self, device: &Device, region: String) -> Error {
         match self {
             Refused::LeftOut(operation, stream) => {

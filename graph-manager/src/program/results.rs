@@ -13,7 +13,7 @@ pub(crate) struct Write {
     /// The entry's name.
     pub(crate) op: &'static str,
     pub(crate) tensor: Tensor,
-    /// Whether it is a body's own: its values mean nothing afterwards.
+    /// Whether the tensor belongs to a body alone: its values mean nothing afterwards.
     pub(crate) is_own: bool,
 }
 

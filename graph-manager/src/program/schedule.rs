@@ -76,7 +76,7 @@ struct Builder<'p, R> {
     last: Vec<Option<u32>>,
     /// By queue: whether it has been given a node.
     begun: Vec<bool>,
-    /// Visits that ended, each with the number of nodes before its end.
+    /// Visits that ended, each with the number of nodes before the end.
     ends: Vec<(u32, u32)>,
     required: Vec<u32>,
 }
@@ -190,7 +190,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Builder<'_, R> {
         (0..used.len()).filter(|queue| used[*queue]).collect()
     }
 
-    /// Adds a node on `stream` with the entries at these positions, on these queues.
+    /// Adds a node on `stream` with the entries at `positions`, on `queues`.
     fn add(&mut self, node: Node, stream: usize, positions: Range<u32>, queues: &[usize]) {
         let number = self.nodes.len() as u32;
         let Builder { program, required, order, .. } = self;

@@ -16,16 +16,16 @@ pub(super) struct Streams {
 /// The state of a stream.
 #[derive(Default)]
 pub(super) struct StreamState {
-    /// The position after its last entry; 0 without one.
+    /// The position after the stream's last entry; 0 without one.
     end: u32,
     /// By stream: a position. All its entries before it are done before the next entry here.
     known: Vec<u32>,
     /// By stream: the count of submissions at its latest event that an entry here waits for, directly or through
     /// others.
     forked: Vec<u64>,
-    /// Waits of its next entry that are in no join yet.
+    /// Waits of the stream's next entry that are in no join yet.
     pub(super) pending: Vec<Reached>,
-    /// The joins by it since its last entry.
+    /// The joins by the stream since the stream's last entry.
     pub(super) unspent: Vec<(StreamId, u32)>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Reached {
     pub(super) joins: Vec<(StreamId, u32)>,
 }
 
-/// An event as it was last recorded.
+/// An event as last recorded.
 #[derive(Default)]
 struct Point {
     known: Vec<u32>,

@@ -12,8 +12,8 @@ pub(crate) struct Writers {
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Program<R> {
-    /// The entries that write to memory that no region takes, such as weights, in these ranges of addresses. The ranges are
-    /// in order and have nothing in common.
+    /// The entries that write to memory that no region takes, such as weights, in the ranges of addresses `ranges`. The
+    /// ranges are in order and have nothing in common.
     pub(crate) fn writers(&self, ranges: &[Range<u64>]) -> Writers {
         let overlaps = |start: u64, end: u64| {
             let at = ranges.partition_point(|range| range.end <= start);
@@ -40,7 +40,7 @@ impl Writers {
         self.items[held.body as usize][item as usize]
     }
 
-    /// Whether a visit, or one inside it, has one.
+    /// Whether a visit, or one inside, has a writer.
     pub(crate) fn has_in<R>(&self, program: &Program<R>, visit: usize) -> bool {
         let mut visits = program.visits[visit..program.visits[visit].next()].iter();
         visits.any(|visit| self.items[visit.held.body as usize].contains(&true))

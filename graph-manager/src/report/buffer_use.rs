@@ -16,7 +16,7 @@ pub struct BufferUse {
     pub name: String,
     /// The region that takes the buffer.
     pub region: String,
-    /// The buffer's area, as [`MemoryUse`](crate::MemoryUse) names it.
+    /// The buffer's area, named as in [`MemoryUse`](crate::MemoryUse).
     pub area: String,
     /// The buffer's place in the area, bytes.
     pub offset: usize,
@@ -29,8 +29,8 @@ pub struct BufferUse {
 }
 
 impl<R: Copy + Eq + Hash + Display + 'static> Plan<R> {
-    /// The buffers of a step with their places, in the order in which the step takes them. `planned` is the list that
-    /// the plan is made from.
+    /// The buffers of a step, each with a place, in the order in which the step takes buffers. `planned` is the list
+    /// that the plan is made from.
     pub(crate) fn buffers(&self, program: &Program<R>, planned: &Program<R>, device: &Device) -> Vec<BufferUse> {
         let placed = program.taken_in_order().enumerate().filter_map(|(at, (buffer, index))| {
             let visit = &program.visits[buffer.visit()];

@@ -14,7 +14,7 @@ use crate::policy::Policy;
 pub use buffer_use::BufferUse;
 pub use graph_dot::GraphDot;
 
-/// The graphs of a manager, its eager regions, and its memory.
+/// The graphs, eager regions and memory of a manager.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// The graphs, in order of capture.
@@ -73,23 +73,23 @@ pub struct GraphReport {
     pub name: String,
     /// The mode of the steps that replay the graph.
     pub mode: String,
-    /// The slot of memory that its microbatches share. `None` if memory is planned over the whole step.
+    /// The slot of memory that the graph's microbatches share. `None` if memory is planned over the whole step.
     pub slot: Option<usize>,
     /// The microbatches that the graph serves. Empty for a region that belongs to none.
     pub microbatches: Vec<usize>,
-    /// Bytes of the buffers that the region takes, those of inner regions included. Other graphs use the same memory at
-    /// other times.
+    /// Bytes of the buffers that the region takes, the buffers of inner regions included. Other graphs use the same
+    /// memory at other times.
     pub bytes: usize,
     /// The graph's operations in order of capture, as `region/operation`.
     pub nodes: Vec<String>,
-    /// For each node, the nodes it waits for.
+    /// For each node, the nodes that must end before.
     pub dependencies: Vec<Vec<usize>>,
-    /// For each node, its stream.
+    /// The stream of each node.
     pub streams: Vec<u32>,
 }
 
 impl GraphReport {
-    /// For each node, whether it waits for one of the nodes `from`, directly or through others.
+    /// For each node, whether the node waits for one of the nodes `from`, directly or through others.
     pub fn waits_for(&self, from: &[usize]) -> Vec<bool> {
         let mut waits: Vec<bool> = Vec::new();
         for dependencies in &self.dependencies {
@@ -102,7 +102,8 @@ impl GraphReport {
 /// Bytes of one area.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MemoryUse {
-    /// `scratch of` a stream, `slot n`, `slot n of chunk c` or `step`; ` on the host` if it lies there.
+    /// The area's name: `scratch of` a stream, `slot n`, `slot n of chunk c` or `step`; ` on the host` after a name of
+    /// host memory.
     pub area: String,
     /// The area's size.
     pub bytes: usize,
@@ -227,7 +228,7 @@ impl GraphReport {
         }
     }
 
-    /// Notes a turn of its region, with the bytes that the region takes.
+    /// Notes a turn of the graph's region, with the bytes that the region takes.
     fn serve(&mut self, microbatch: Option<usize>, bytes: usize) {
         self.bytes = bytes;
         if let Some(microbatch) = microbatch.filter(|microbatch| !self.microbatches.contains(microbatch)) {
@@ -237,7 +238,7 @@ impl GraphReport {
 }
 
 impl StepReport {
-    /// The share of its operations that is not captured, in words.
+    /// The share of the step's operations that is not captured, in words.
     fn eager_share(&self) -> String {
         let StepReport { mode, operations, eager_operations, .. } = self;
         let percent = 100.0 * *eager_operations as f64 / (*operations).max(1) as f64;

@@ -23,7 +23,7 @@ impl<P: Policy> CudaGraphManager<P> {
         outwards.filter(|visit| self.why_eager(program, *visit).is_none()).last()
     }
 
-    /// As [`CudaGraphManager::list`], with each tensor at its planned address.
+    /// As [`CudaGraphManager::list`], with tensors at planned addresses.
     ///
     /// # Errors
     /// [`Error::Usage`] before the step has memory.

@@ -1,4 +1,4 @@
-//! A list, or an extent of it, is run: entries are submitted, and graphs captured at first use and launched.
+//! A run of a list, or of an extent of a list: entries are submitted, and graphs captured at first use and launched.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -32,14 +32,14 @@ pub(crate) struct Run<'w> {
 }
 
 impl Run<'_> {
-    /// All of the list, as it was recorded.
+    /// The run of the whole list, as recorded.
     pub(crate) fn all(graphs: bool) -> Run<'static> {
         Run { graphs, extent: Extent::All, apart: None, left_out: None, input: &|_, _, recorded| recorded }
     }
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Runs a list, and notes its results in a trial. The device's scope is restored, however the run ends.
+    /// Runs a list, and notes the list's results in a trial. The device's scope is restored, however the run ends.
     pub(crate) fn run(
         &mut self,
         key: StepKey<P::Mode>,
@@ -78,8 +78,8 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// The actions of the host that run a list or an extent of it. They are made at the first run, and graphs that are new
-    /// in it get their numbers.
+    /// The actions of the host that run a list or an extent of one. They are made at the first run, and graphs that are
+    /// new in it get their numbers.
     fn schedule(&mut self, key: StepKey<P::Mode>, microbatches: usize, run: &Run<'_>) -> Rc<Schedule> {
         let of = (microbatches, run.graphs, run.extent);
         if let Some(schedule) = self.states[&key].schedules.get(&of) {
@@ -157,7 +157,7 @@ impl<P: Policy> UnderWay<'_, P> {
         self.run.left_out.is_some_and(|left_out| left_out.get(visit).copied().unwrap_or(false))
     }
 
-    /// Opens the span of a visit for tracers and its range for NVIDIA's profilers, unless they are open.
+    /// Opens the span of a visit for tracers and the visit's range for NVIDIA's profilers, unless both are open.
     fn tell(&mut self, visit: usize) {
         if self.told.as_ref().is_some_and(|(told, ..)| *told == visit) {
             return;
@@ -301,8 +301,8 @@ impl<P: Policy> UnderWay<'_, P> {
     }
 }
 
-/// Lets a stream that is about to write to protected memory wait until it may. What a capture records has waited before:
-/// its launch did. Returns whether it waited.
+/// Lets a stream that is about to write to protected memory wait for the end of the protection. What a capture records
+/// has waited before: its launch did. Returns whether it waited.
 fn wait_to_write(protected: Option<&Protected>, stream: &Stream, capturing: bool) -> Result<bool> {
     let Some(protected) = protected.filter(|_| !capturing) else { return Ok(false) };
     stream.wait(&protected.until)?;

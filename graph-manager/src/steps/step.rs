@@ -20,9 +20,9 @@ use crate::tensor_tree::TensorTree;
 pub(crate) type Code<'b, P, O> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<O>;
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Makes the list of a step without running it, and plans its memory. Record every mode, each with every number of
-    /// microbatches that will come, before the first [`CudaGraphManager::step`], because that one allocates. If a later
-    /// recording needs more memory, all graphs are captured again.
+    /// Makes the list of a step without running the step, and plans the step's memory. Record every mode, each with
+    /// every number of microbatches that will come, before the first [`CudaGraphManager::step`], because that one
+    /// allocates. If a later recording needs more memory, all graphs are captured again.
     ///
     /// # Errors
     /// Errors of `code`; [`Error::Usage`] when the step cannot be planned, or does not fit an earlier recording of the
@@ -61,7 +61,7 @@ impl<P: Policy> CudaGraphManager<P> {
         })
     }
 
-    /// Records a step unless it was, and makes sure that there is memory for it.
+    /// Records a step unless that was done, and makes sure that there is memory for the step.
     pub(crate) fn prepare<O: TensorTree>(
         &mut self,
         mode: P::Mode,
@@ -113,10 +113,10 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// Runs one step, and returns the result of its code. Tensors in it have their addresses in the step. They stay as
-    /// they are until the next step. The first step of a kind calls the code to make the list of the step, and the
-    /// second one to compare it; later ones run the list and call no code. Values that change from step to step lie in
-    /// device memory; work of the host that changes is done in a [host call](StepContext::host_call).
+    /// Runs one step, and returns the result of the step's code. Tensors in it have their addresses in the step. They
+    /// stay as they are until the next step. The first step of a kind calls the code to make the list of the step, and
+    /// the second one to compare it; later ones run the list and call no code. Values that change from step to step lie
+    /// in device memory; work of the host that changes is done in a [host call](StepContext::host_call).
     ///
     /// # Errors
     /// Errors of `code` and of the device. [`Error::Frozen`] or an out-of-order error if the code would now make another
@@ -198,7 +198,7 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(())
     }
 
-    /// The result of a step's code, with its tensors at their addresses in memory.
+    /// The result of a step's code, with the result's tensors at the tensors' addresses in memory.
     fn output<O: TensorTree>(&mut self, key: StepKey<P::Mode>, microbatches: usize) -> Result<O> {
         let binding = self.binding(key, microbatches);
         let state = &self.states[&key];
@@ -210,8 +210,8 @@ impl<P: Policy> CudaGraphManager<P> {
         recorded.map(&mut |_, tensor| Ok(self.lent(program, &binding, tensor)))
     }
 
-    /// A tensor of a result, at its address in memory. Under the checker a read of it fails after the next run: then its
-    /// memory has other values. Within another region it becomes a part of that one's list.
+    /// The tensor of a result at the tensor's address in memory. Under the checker a read of it fails after the next
+    /// run: then its memory has other values. Within another region it becomes a part of that one's list.
     pub(crate) fn lent(&self, program: &Program<P::Region>, binding: &Binding, tensor: Tensor) -> Tensor {
         let bound = binding.bound(program, tensor);
         let is_planned = program.taken(tensor.buffer).is_some();

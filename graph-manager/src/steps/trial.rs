@@ -31,7 +31,7 @@ pub(crate) enum Keeps {
 }
 
 impl Trial {
-    /// Notes the values of these tensors. The work that writes them must have ended.
+    /// Notes the values of `tensors`. The work that writes them must have ended.
     pub(crate) fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
         for (number, tensor) in (self.digests.len()..).zip(tensors) {
             if self.keeps == Keeps::All || self.keeps == Keeps::One(number) {

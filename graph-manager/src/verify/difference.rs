@@ -33,7 +33,7 @@ impl Sameness {
     }
 }
 
-/// The first tensor, in the order of the step, that is not the same if its region runs as a graph.
+/// The first tensor, in the order of the step, that is not the same if the tensor's region runs as a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     /// The region; of a graph that holds several, the one that wrote the tensor last.

@@ -1,4 +1,4 @@
-//! A step run with its graphs and, from the same state, eagerly: both must leave the same bits.
+//! A step run with graphs and, from the same state, eagerly: both must leave the same bits.
 
 mod difference;
 mod results;
@@ -38,7 +38,7 @@ impl Default for Verification<'_> {
 /// The memory for the buffers of the eager step in a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EagerMemory {
-    /// Each has bytes of its own. So if the plan gives a buffer's memory to another too early, that shows as a
+    /// Separate bytes for each buffer. So if the plan gives a buffer's memory to another too early, that shows as a
     /// difference. The memory is allocated for the verification.
     Apart,
     /// The memory of the plan. A wrong plan gives the same wrong bits with graphs and without, and is not found.
@@ -63,7 +63,7 @@ pub enum Verified {
     Same {
         /// Tensors compared: all that the step writes and that outlive it, and the results of its code.
         tensors: usize,
-        /// The size of these tensors.
+        /// The size of the tensors compared.
         bytes: usize,
     },
     /// The steps left different results.
@@ -71,9 +71,9 @@ pub enum Verified {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// Calls the code of a step once more, and fails if it would make another list. Then runs the step with its graphs
-    /// and, from the same state, by submitting its list, and compares the results of both. Afterwards the state is as
-    /// before: run the step itself with [`CudaGraphManager::step`].
+    /// Calls the code of a step once more, and fails if the code would make another list. Then runs the step with its
+    /// graphs and, from the same state, by submitting its list, and compares the results of both. Afterwards the state
+    /// is as before: run the step itself with [`CudaGraphManager::step`].
     ///
     /// The state is all memory outside of the plan that the step's operations write, such as weights, gradients and
     /// counters. It is saved in the host's memory, page-locked for a GPU, which stays for the next verification. Values that
@@ -161,7 +161,7 @@ impl<P: Policy> CudaGraphManager<P> {
         Ok(found)
     }
 
-    /// The memory that [`CudaGraphManager::verify`] needs for a step of this kind; 0 if it was not recorded.
+    /// The memory that [`CudaGraphManager::verify`] needs for a step of this kind; 0 if the step was not recorded.
     pub fn verification_bytes(&self, mode: P::Mode, microbatches: usize) -> VerificationBytes {
         let state = self.states.get(&self.step_key(mode, microbatches));
         let Some(program) = state.and_then(|state| state.programs.get(&microbatches)) else {
@@ -245,7 +245,7 @@ impl<P: Policy> Pair<'_, P> {
         }))
     }
 
-    /// Runs the step, and notes these results.
+    /// Runs the step, and notes `results`.
     fn run(&mut self, way: Way, results: &Results, keeps: Keeps) -> Result<Trial> {
         self.device.restore(&self.before)?;
         let placed = |writes: &Vec<Write>| writes.iter().map(|write| self.bound(&write.tensor, way)).collect();
@@ -260,14 +260,14 @@ impl<P: Policy> Pair<'_, P> {
         Ok(trial)
     }
 
-    /// A tensor of the recording, at its address when the step is run that way.
+    /// The tensor of the recording at the tensor's address when the step is run that way.
     fn bound(&self, tensor: &Tensor, way: Way) -> Tensor {
         let binding = self.apart.as_ref().filter(|_| way == Way::Eager).unwrap_or(&self.planned);
         // Under the name of its own microbatch.
         Tensor { buffer: tensor.buffer, ..binding.bound(&self.program, *tensor) }
     }
 
-    /// The result of that number, with its bytes in both steps.
+    /// The difference in the result `number`, with the result's bytes in both steps.
     fn difference(&self, results: &Results, number: usize, bytes: [&[u8]; 2], hidden_by_waits: bool) -> Difference {
         let program = &self.program;
         let Some(Write { position, op, tensor, .. }) = results.all().nth(number) else { unreachable!("it was noted") };

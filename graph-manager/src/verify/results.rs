@@ -17,14 +17,14 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// All results, in the order in which a run notes them.
+    /// All results, in the order of a run's notes.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Write> {
         self.after.values().flatten().chain(&self.at_end)
     }
 }
 
 impl<P: Policy> CudaGraphManager<P> {
-    /// The results of a recorded step at its end.
+    /// The results of a recorded step at the step's end.
     pub(crate) fn results_at_end(&self, program: &Program<P::Region>) -> Results {
         let is_there =
             |write: &Write| program.taken(write.tensor.buffer).is_none_or(|taken| program.is_returned(taken));

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-/// MPI, from its start to its end.
+/// MPI from start to end.
 #[repr(C)]
 pub struct Universe([u8; 0]);
 
@@ -51,7 +51,7 @@ pub struct Transfer {
     pub received: c_int,
 }
 
-/// The place of a text, and its length in bytes.
+/// The place of a text, and the place's size in bytes.
 #[repr(C)]
 pub struct Text {
     pub bytes: *mut u8,
@@ -71,7 +71,7 @@ pub struct Table {
     pub finalize: unsafe extern "C" fn(*mut Universe),
     /// The group of all ranks.
     pub world: unsafe extern "C" fn(*mut Universe) -> *mut Group,
-    /// The ranks that pass the same colour, in the order of their keys.
+    /// The ranks that pass the same colour, in the order of the ranks' keys.
     pub split: unsafe extern "C" fn(*mut Group, color: c_int, key: c_int) -> *mut Group,
     pub free: unsafe extern "C" fn(*mut Group),
     pub rank: unsafe extern "C" fn(*mut Group) -> c_int,

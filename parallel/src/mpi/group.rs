@@ -8,7 +8,7 @@ use common::UserError;
 use super::abi::{Group, Reduction, Request, Table, Transfer, Universe};
 use super::library::{self, table};
 
-/// MPI, while it runs.
+/// MPI between start and end.
 struct Running {
     table: &'static Table,
     universe: *mut Universe,
@@ -98,7 +98,7 @@ impl MpiGroup {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of all ranks, in their order. All pass the same number of bytes.
+    /// The bytes of all ranks, in the ranks' order. All pass the same number of bytes.
     pub(crate) fn all_gather(&self, own: &[u8]) -> Vec<u8> {
         let mut all = vec![0; own.len() * self.size()];
         // SAFETY: see above, and there is room for the bytes of all ranks.

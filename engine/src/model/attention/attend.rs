@@ -17,7 +17,7 @@ use crate::model::gpt::GptShape;
 use crate::model::tensor_parallel::{ContextTransfers, TensorParallel};
 use crate::step_policy::StepContext;
 
-/// Attention of a block, without its products.
+/// Attention of a block, without the products before and after.
 pub(super) struct AttentionCore {
     /// On this rank, as `kv_heads`.
     pub(super) heads: usize,
@@ -38,7 +38,7 @@ enum ContextWay {
     Whole,
     /// Keys are gathered.
     Keys(ContextRanks),
-    /// Keys travel round, where samples are single documents; those of several are gathered.
+    /// Keys travel round, where samples are single documents; keys of samples of several documents are gathered.
     Ring(ContextRanks),
     /// Heads are exchanged.
     Heads(HeadExchange),
@@ -65,7 +65,7 @@ pub(super) enum SentKeys {
     Round(Travelling),
 }
 
-/// A forward, as its backward needs it.
+/// The tensors of an attention's forward that the backward needs.
 #[derive(Clone, Copy)]
 pub(super) struct Attending {
     /// Packed queries, keys and values.
@@ -87,7 +87,7 @@ impl AttentionCore {
         AttentionCore { heads, kv_heads, width, scores, mask, sinks, context }
     }
 
-    /// Sends keys and values on their way, if that is how this rank sees those of others.
+    /// Sends keys and values on the way, if this rank sees other ranks' keys so.
     ///
     /// # Errors
     /// Errors of the device.
@@ -131,8 +131,8 @@ impl AttentionCore {
         self.with_sinks(cx, Attended { context, stats }, Place::ALONE)
     }
 
-    /// The results of attention over all keys, with the sinks of its heads if there are some: of the heads at this place in
-    /// an exchange.
+    /// The results of attention over all keys, with the sinks of the attention's heads if there are some: of the heads
+    /// at this place in an exchange.
     ///
     /// # Errors
     /// Errors of the device.

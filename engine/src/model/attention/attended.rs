@@ -1,8 +1,8 @@
-//! What attention leaves for its backward.
+//! What the forward of attention leaves for the backward.
 
 use device::Tensor;
 
-/// The output of attention, as its backward needs it.
+/// The output of attention, with the statistics that backward needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Attended {
     /// `(batch, seq, heads * head_dim)`.
@@ -20,8 +20,8 @@ impl Attended {
 /// The gradients of an attention.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionGrads {
-    /// Of its output, `(batch, seq, heads * head_dim)`.
+    /// The gradient of the output, `(batch, seq, heads * head_dim)`.
     pub(super) context: Tensor,
-    /// Of its queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`, written.
+    /// The gradient of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`, written.
     pub(super) qkv: Tensor,
 }

@@ -16,14 +16,14 @@ pub(super) struct ContextRanks {
     pub(super) keys: usize,
 }
 
-/// Keys and values as ranks gathered them.
+/// Keys and values that ranks gathered.
 #[derive(Clone, Copy)]
 pub(super) struct Gathered {
     /// `(ranks, batch, tokens, 2 * kv_heads * head_dim)`.
     by_rank: Tensor,
 }
 
-/// Tensors that travel round, and the memory that the next ones arrive in.
+/// Keys and values that travel round, and the memory that the next ranks' keys arrive in.
 #[derive(Clone, Copy)]
 pub(super) struct Travelling {
     pub(super) here: Tensor,
@@ -39,8 +39,8 @@ impl Travelling {
 }
 
 impl ContextRanks {
-    /// Sends the keys and values of `qkv` on their way. A product that does not need those of the rank before may come next:
-    /// then they travel beside it.
+    /// Sends the keys and values of `qkv` to the next rank. A product that does not need those of the rank before may
+    /// come next: then they travel beside it.
     ///
     /// # Errors
     /// Errors of the device.
@@ -55,7 +55,7 @@ impl ContextRanks {
         WholeSamples::new(ranks).map(|whole| ContextRanks { whole, keys })
     }
 
-    /// A copy of the keys and values of `qkv`, `(batch, tokens, width)`, in rows of their own.
+    /// A copy of the keys and values of `qkv`, `(batch, tokens, width)`, in separate rows.
     ///
     /// # Errors
     /// Errors of the device.
@@ -94,7 +94,8 @@ impl ContextRanks {
         Ok(RankKeysBackward { keys, grad: cx.tensor("grad_whole_keys", keys.rows.shape, keys.rows.dtype)? })
     }
 
-    /// Writes the gradients of the keys and values here to their columns of `grad_qkv`: the sums over all ranks' queries.
+    /// Writes the gradients of this rank's keys and values to the columns of keys and values in `grad_qkv`: the sums
+    /// over all ranks' queries.
     ///
     /// # Errors
     /// Errors of the device.

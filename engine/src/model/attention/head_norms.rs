@@ -43,8 +43,8 @@ pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Ve
     names(block).map(param).into()
 }
 
-/// The cost of the norms, with the rotation after them. Forward reads and writes queries, keys and values. Backward
-/// reads two tensors of queries and keys, and writes one.
+/// The cost of the norms and of the later rotation. Forward reads and writes queries, keys and values. Backward reads
+/// two tensors of queries and keys, and writes one.
 pub(super) fn cost(shape: &GptShape) -> TokenCost {
     let (queries_and_keys, values) = (shape.heads + shape.kv_heads, shape.kv_heads);
     let values = (2 * (queries_and_keys + values) + 3 * queries_and_keys) * shape.head_dim();
@@ -61,7 +61,7 @@ impl HeadNorms {
     }
 
     /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`, then rotates
-    /// them by the table's angles, if there is one. Returns a tensor of the same shape.
+    /// both by the table's angles, if there is a table. Returns a tensor of the same shape.
     pub(super) fn forward(&self, cx: &mut StepContext<'_>, projected: Tensor, table: Option<Tensor>) -> Result<Tensor> {
         let HeadNorms { heads, kv_heads, weight_offset, eps, .. } = *self;
         let qkv = cx.tensor("normed_qkv", projected.shape, projected.dtype)?;

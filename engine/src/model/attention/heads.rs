@@ -19,7 +19,7 @@ use crate::step_policy::StepContext;
 /// The ranks that exchange heads.
 pub(super) struct HeadExchange {
     ranks: usize,
-    /// The rank's place among those that exchange heads.
+    /// The rank's place among the ranks that exchange heads.
     place: Place,
     communicator: Rc<dyn Communicator>,
 }

@@ -1,5 +1,5 @@
-//! RMSNorms over all queries of a token together, and over all its keys. Ranks share the heads: they add up sums of
-//! squares.
+//! RMSNorms over all queries of a token together, and over all keys of a token. Ranks share the heads: they add up sums
+//! of squares.
 
 use device::ops::{Collective, CollectiveKind, HeadSums, JointNorm, JointNormBackward, WeightedGradient};
 use device::{DType, Tensor};
@@ -36,8 +36,8 @@ pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Ve
     names(block).into_iter().zip([heads, kv_heads]).map(param).collect()
 }
 
-/// The cost of the norms, without the rotation after them. Forward reads queries and keys, then reads and writes them
-/// with the values. Backward reads both twice, and writes the gradient.
+/// The cost of the norms, without the later rotation. Forward reads queries and keys, then reads and writes them with
+/// the values. Backward reads both twice, and writes the gradient.
 pub(super) fn cost(shape: &GptShape) -> TokenCost {
     let (queries_and_keys, values) = (shape.heads + shape.kv_heads, shape.kv_heads);
     let values = (queries_and_keys + 2 * (queries_and_keys + values) + 5 * queries_and_keys) * shape.head_dim();

@@ -31,7 +31,7 @@ use crate::model::token_cost::TokenCost;
 use crate::params::{Init, Param, ParamSpec};
 use crate::step_policy::StepContext;
 
-/// Added to the variance of latents, as DeepSeek's code has it whatever a model's other norms add.
+/// The epsilon added to the variance of latents: DeepSeek's value, whatever a model's other norms add.
 const EPS: f32 = 1e-6;
 
 /// Latent attention before it has memory.
@@ -46,7 +46,8 @@ struct LatentSpec {
 }
 
 impl LatentAttentionSpec {
-    /// The latents in the order of their columns: that of queries, if they have one, then that of keys and values.
+    /// The latents in the order of the latents' columns: that of queries, if they have one, then that of keys and
+    /// values.
     fn latents(&self) -> impl Iterator<Item = LatentSpec> {
         let Latent { query_rank, rank, head } = self.0;
         let (name, of_head, adapters) = ("q_b", head.query(), Lora::of_query_latent as fn(&Lora) -> _);
@@ -155,7 +156,7 @@ impl PartSpec for LatentAttentionSpec {
     }
 }
 
-/// A latent, and the product that heads follow from it by.
+/// A latent, and the product that makes heads from the latent.
 struct LowRank {
     /// The latent's first column among the outputs of the first product.
     column: usize,
@@ -172,7 +173,7 @@ struct SavedLowRank {
 }
 
 impl LowRank {
-    /// The latent after its norm, `(batch, seq, latent)`, from the outputs of the first product.
+    /// The normed latent, `(batch, seq, latent)`, from the outputs of the first product.
     fn normed(&self, cx: &mut StepContext<'_>, projected: Tensor) -> Result<(Tensor, SavedNorm)> {
         let width = self.up.input_width();
         let latent = tensor_like(cx, "latent", &projected, width)?;
@@ -218,7 +219,8 @@ impl LowRank {
 /// Latent attention over its parameters.
 struct LatentAttention {
     head: LatentHead,
-    /// Rows of queries of heads or of their latent, then of the latent of keys and values, then of rotated channels of keys.
+    /// The first product: rows of queries of heads or of the queries' latent, then of the latent of keys and values,
+    /// then of rotated channels of keys.
     first: Linear,
     /// `None`: the first product has the queries of heads.
     queries: Option<LowRank>,
@@ -282,7 +284,7 @@ impl LatentAttention {
         Ok(PackedHeads { qkv: packed, queries: saved_queries, keys_values: saved })
     }
 
-    /// The first channels of heads; channels beyond them are 0.
+    /// The first channels of heads; further channels are 0.
     fn resized(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor, channels: usize) -> Result<Tensor> {
         let output = tensor_like(cx, name, &input, self.core.heads * channels)?;
         cx.run(ResizeHeads { input, output, heads: self.core.heads })?;

@@ -37,7 +37,7 @@ use crate::model::sequence::{Samples, TokensHere};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
-/// The attention of a block before it has memory; `None` if blocks have none.
+/// The attention of a block, without memory yet; `None` if blocks have no attention.
 pub(crate) fn attention(shape: &GptShape) -> Option<Box<dyn PartSpec>> {
     match shape.attention {
         AttentionKind::None => None,
@@ -50,7 +50,7 @@ pub(crate) fn attention(shape: &GptShape) -> Option<Box<dyn PartSpec>> {
 struct CausalAttentionSpec;
 
 impl CausalAttentionSpec {
-    /// The layer before attention, with packed queries, keys and values, and the one after it.
+    /// The linear layer before attention, with packed queries, keys and values, and the linear layer after attention.
     fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
         let queries = shape.heads * shape.head_dim();
         let name = |name: &str| format!("h.{block}.attn.{name}");
@@ -124,22 +124,22 @@ struct CausalAttention {
     probabilities: DropoutLayer,
     output: DropoutLayer,
     ranks: TensorParallel,
-    /// Backward recomputes normed values instead of keeping them.
+    /// Whether backward recomputes normed values, which then are not kept.
     recompute: bool,
 }
 
 struct SavedAttention {
-    /// The normed values in 8 bits, if the norm does not store them: this rank's rows, if rows are gathered. `None` if
-    /// backward recomputes them.
+    /// The normed values in 8 bits, if the norm does not store normed values: this rank's rows, if rows are gathered.
+    /// `None` if backward recomputes them.
     normed: Option<Operand>,
     qkv: SavedQkv,
     attended: Attended,
-    /// The context as the projection's weight gradient reads it.
+    /// The context in the form that the projection's weight gradient reads.
     projected: Operand,
     documents: Option<Documents>,
     probabilities: Option<DropoutSite>,
     output: Option<DropoutSite>,
-    /// Of the layer before attention, and of the one after it.
+    /// The values of the adapters of the layer before attention, and of the layer after attention.
     adapters: [Option<SavedAdapter>; 2],
 }
 
@@ -148,7 +148,7 @@ struct SavedAttention {
 struct SavedQkv {
     /// The output of the layer before attention.
     projected: Tensor,
-    /// As attention reads them; `None` if backward normalises them again.
+    /// The queries, keys and values that attention reads; `None` if backward normalises again.
     ready: Option<ReadyQkv>,
 }
 
@@ -161,7 +161,7 @@ impl CausalAttention {
 }
 
 impl CausalAttention {
-    /// The forward; attention itself only if its output was not `kept`.
+    /// The forward of the layer; attention runs only if no output was `kept`.
     fn run(
         &self,
         cx: &mut StepContext<'_>,

@@ -1,4 +1,5 @@
-//! From projected queries and keys to those that attention reads: normalised and rotated, as far as the model does.
+//! The way from projected queries and keys to the queries and keys that attention reads: normalised and rotated, as far
+//! as the model does.
 
 use device::Tensor;
 use device::ops::Rotary;
@@ -84,7 +85,7 @@ impl CausalAttention {
         }
     }
 
-    /// Turns the gradient of `ready` queries and keys into that of `projected` ones, in place.
+    /// Turns the gradient of `ready` queries and keys into the gradient of `projected` queries and keys, in place.
     pub(super) fn make_ready_backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -103,7 +104,7 @@ impl CausalAttention {
         }
     }
 
-    /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
+    /// Rotates queries and keys by the table's angles, in place; `inverse` rotates gradients back.
     fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
         cx.run(Rotary { qkv, table, heads: self.core.heads, kv_heads: self.core.kv_heads, inverse })

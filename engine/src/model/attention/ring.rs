@@ -28,7 +28,7 @@ impl ContextRanks {
 }
 
 impl AttentionCore {
-    /// Attention over the keys of `qkv` itself, or of another rank.
+    /// Attention over the keys of `qkv`, or over another rank's keys.
     fn over(&self, qkv: Tensor, keys: Option<RankKeys>, KeyPart { output, stats }: KeyPart) -> Attention {
         let (heads, kv_heads, scores, mask) =
             (self.heads, self.kv_heads, self.scores, self.mask.within(qkv.shape.sizes()[1]));

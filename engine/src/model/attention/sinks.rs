@@ -19,7 +19,8 @@ fn name(block: usize) -> String {
     format!("h.{block}.attn.sinks")
 }
 
-/// The parameter, `(heads)`, in f32 whatever the model's precision; on each rank those of its own heads.
+/// The parameter of sinks, `(heads)`, in f32 whatever the model's precision; on each rank the sinks of that rank's
+/// heads.
 pub(super) fn params(of: &ShardedShape<'_>, block: usize, layer: usize) -> Option<ParamSpec> {
     let shape = of.shape;
     let whole = || ParamSpec::new(name(block), [shape.heads], shape.matrix_init(), layer);
@@ -31,7 +32,7 @@ pub(super) fn params(of: &ShardedShape<'_>, block: usize, layer: usize) -> Optio
 pub(super) struct Sinks(Param);
 
 impl Sinks {
-    /// The sinks of a block over their parameter; `None` if it has none.
+    /// The sinks of a block over the block's parameter; `None` if the block has none.
     pub(super) fn build(builder: &LayerBuilder<'_>, block: usize) -> Option<Sinks> {
         builder.of.shape.attention.has_sinks().then(|| Sinks(builder.params.get(&name(block))))
     }

@@ -81,7 +81,7 @@ pub(super) struct ActivationBackward {
 /// A dense feed-forward layer before it has memory.
 pub(super) struct DenseSpec {
     pub(super) activation: &'static dyn Activation,
-    /// The beginning of its parameters' names, within the block's.
+    /// The beginning of the layer's parameters' names, within the block's names.
     pub(super) name: &'static str,
     /// The width between the matrices.
     pub(super) width: usize,
@@ -149,17 +149,17 @@ pub(super) struct DenseFeedForward {
     pub(super) down: Linear,
     pub(super) output: DropoutLayer,
     pub(super) ranks: TensorParallel,
-    /// Backward recomputes the activated values instead of keeping them.
+    /// Whether backward recomputes the activated values, which then are not kept.
     recompute: bool,
 }
 
 struct SavedFeedForward {
-    /// The normed values in 8 bits, if the norm does not store them: this rank's rows, if rows are gathered. `None` if
-    /// backward recomputes them.
+    /// The normed values in 8 bits, if the norm does not store normed values: this rank's rows, if rows are gathered.
+    /// `None` if backward recomputes them.
     normed: Option<Operand>,
     /// `(batch, seq, groups * ffn)`.
     pre: Tensor,
-    /// `(batch, seq, ffn)`, unless it is recomputed.
+    /// The activated values, `(batch, seq, ffn)`, unless backward recomputes the values.
     activated: Option<Operand>,
     output: Option<DropoutSite>,
     /// Of the first matrix.
@@ -169,7 +169,7 @@ struct SavedFeedForward {
 }
 
 impl DenseFeedForward {
-    /// Whether values between the matrices are computed while they are quantised. Adapters read them as they are.
+    /// Whether values between the matrices are computed during quantisation. Adapters read them as they are.
     fn computes_in_8_bits(&self) -> bool {
         self.down.is_8_bit() && !self.up.has_adapter() && !self.down.has_adapter()
     }
@@ -192,8 +192,8 @@ impl DenseFeedForward {
         Ok((activated, SavedFeedForward { normed, pre, activated: saved, output, of_up, of_down: None }))
     }
 
-    /// The activated values of an input, as the second product reads them. Writes `pre`, and the values that the
-    /// backward of the adapters of the first matrix needs.
+    /// The activated values of an input, in the form that the second product reads. Writes `pre`, and the values that
+    /// the backward of the adapters of the first matrix needs.
     pub(super) fn activated(
         &self,
         cx: &mut StepContext<'_>,

@@ -1,4 +1,4 @@
-//! GELU in its tanh form (Hendrycks and Gimpel, 2016) between the two matrices.
+//! GELU in the tanh form (Hendrycks and Gimpel, 2016) between the two matrices.
 
 use device::Tensor;
 use device::ops::{self, ActivationKind, Epilogue, QuantizeSource};

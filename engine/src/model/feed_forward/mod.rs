@@ -26,7 +26,7 @@ impl FeedForward {
         }
     }
 
-    /// Matrices that its first layer packs.
+    /// The number of matrices that the feed-forward layer's first product packs.
     pub(crate) fn packed(self) -> usize {
         self.activation().groups()
     }
@@ -36,7 +36,7 @@ impl FeedForward {
         self.activation().default_width(hidden)
     }
 
-    /// The function of its gate; `None` if it has no gate.
+    /// The function of the feed-forward layer's gate; `None` if there is no gate.
     pub fn gate(self) -> Option<Gate> {
         match self {
             FeedForward::Gelu => None,

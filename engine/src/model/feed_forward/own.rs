@@ -60,7 +60,7 @@ impl BlockPart for Own {
     }
 }
 
-/// The norm before a part stores its values, unless the part computes them.
+/// The values that the norm before a part stores, unless the part computes normed values.
 fn stored(normed: Normed) -> Tensor {
     match normed {
         Normed::Stored(normed) => normed,

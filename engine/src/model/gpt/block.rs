@@ -26,22 +26,22 @@ use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 
-/// A part of a block with its norms, before it has memory.
+/// A part of a block, with the part's norms, before memory is allocated.
 struct BranchSpec<'s> {
     module: GraphModule,
     part: Box<dyn PartSpec>,
-    /// The norms before and after the part, if blocks have them.
+    /// The norms before and after the part, if blocks have such norms.
     norms: [Option<NormSpec<'s>>; 2],
 }
 
 impl GraphModule {
     /// The first layer.
     pub const EMBEDDING: GraphModule = GraphModule("embedding");
-    /// A block's attention, with its norms.
+    /// A block's attention and the attention's norms.
     pub const ATTENTION: GraphModule = GraphModule("attention");
-    /// A block's dense feed-forward layer, with its norms.
+    /// A block's dense feed-forward layer and the layer's norms.
     pub const FEED_FORWARD: GraphModule = GraphModule("mlp");
-    /// A block's layer of experts, with its norms.
+    /// A block's layer of experts and the layer's norms.
     pub const EXPERTS: GraphModule = GraphModule("moe");
     /// The first half of a layer of experts: the norm before it, the router and the shared expert.
     pub const ROUTER: GraphModule = GraphModule("moe_router");
@@ -61,7 +61,7 @@ impl GraphModule {
         GraphModule::HEAD.0,
     ];
 
-    /// The module that it is a part of: itself, unless it names a part of a layer of experts.
+    /// The whole module that the module is a part of: itself, unless it names a part of a layer of experts.
     pub fn whole(self) -> GraphModule {
         match self {
             GraphModule::ROUTER | GraphModule::ROW_ORDER => GraphModule::EXPERTS,
@@ -128,12 +128,13 @@ impl Block {
         Block { branches }
     }
 
-    /// The residual stream before the block, as its first branch summed it. `saved` is what the forward returned.
+    /// The residual stream before the block, as the block's first branch summed the stream. `saved` is what the forward
+    /// returned.
     pub(crate) fn stream(saved: &Saved) -> Tensor {
         saved.get::<Vec<SavedBranch>>()[0].stream()
     }
 
-    /// The output of the block's attention, if it has attention. `saved` is what the forward returned.
+    /// The output of the block's attention, if the block has attention. `saved` is what the forward returned.
     pub(crate) fn attended(&self, saved: &Saved) -> Option<Attended> {
         let saved: &Vec<SavedBranch> = saved.get();
         saved.iter().zip(&self.branches).find_map(|(saved, branch)| saved.attended(branch))
@@ -150,7 +151,7 @@ impl Block {
         Ok((hidden, Saved::new(all)))
     }
 
-    /// As [`Block::forward_again`], but only as far as backward needs it, without the block's output. In the last part
+    /// As [`Block::forward_again`], but only as far as backward needs, without the block's output. In the last part
     /// this saves the matrix product that computes the output.
     pub(crate) fn prepare_backward(
         &self,
@@ -164,7 +165,7 @@ impl Block {
         Ok(Saved::new(all))
     }
 
-    /// Attention is the first branch of a block that has it.
+    /// The branches' forwards once more, with attention first, if the block has attention.
     fn branches_again(
         &self,
         cx: &mut StepContext<'_>,

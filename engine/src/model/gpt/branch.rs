@@ -15,15 +15,15 @@ use crate::params::Param;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
-/// A part with its norms. The next reader of the residual stream adds the branch's output to it.
+/// A part of a block, with the part's norms. The next reader of the residual stream adds the branch's output to it.
 pub(crate) struct Branch {
     pub(crate) module: GraphModule,
-    /// Of the residual stream, before the part; `None` if the part reads the stream itself.
+    /// The norm of the residual stream, before the part; `None` if the part reads the stream unnormed.
     pub(crate) norm: Option<NormLayer>,
     pub(crate) part: Box<dyn BlockPart>,
-    /// Of the part's output; `None` if that is added to the stream as it is.
+    /// The norm of the part's output; `None` if that is added to the stream unnormed.
     pub(crate) output_norm: Option<NormLayer>,
-    /// The part's output bias, if the norm before the part sums its gradient.
+    /// The part's output bias, if the norm before the part sums the bias's gradient.
     pub(crate) output_bias: Option<Param>,
 }
 
@@ -34,11 +34,11 @@ pub(crate) struct SavedBranch {
     output: Option<SavedNorm>,
 }
 
-/// The residual stream as a branch saves it.
+/// The residual stream that a branch saves.
 #[derive(Clone, Copy)]
 enum SavedStream {
     Normed(SavedNorm),
-    /// As the part read it.
+    /// The stream that a part without a norm read.
     AsItIs(Normed),
 }
 
@@ -64,9 +64,9 @@ impl SavedBranch {
     }
 }
 
-/// The regions of a branch within the region of its layer.
+/// The regions of a branch within the region of the branch's layer.
 enum Regions<'b> {
-    /// The branch has none of its own.
+    /// No regions of the branch.
     None,
     /// The region of the branch's module.
     One(Region),
@@ -92,7 +92,7 @@ impl Branch {
         }
     }
 
-    /// [`Branch::forward`], in the branch's regions if it has any.
+    /// [`Branch::forward`], in the branch's regions if there are any.
     pub(crate) fn forward_in_regions(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedBranch)> {
         let (halves, first, second) = match self.regions(cx) {
             Regions::None => return self.forward(cx, input, None),
@@ -110,8 +110,8 @@ impl Branch {
         })
     }
 
-    /// [`Branch::backward`], in the branch's regions if it has any. They leave nothing to `sums`: they may have graphs of their
-    /// own, and nothing of these may be done elsewhere.
+    /// [`Branch::backward`], in the branch's regions if there are any. They leave nothing to `sums`: they may have
+    /// graphs of their own, and nothing of these may be done elsewhere.
     pub(crate) fn backward_in_regions(
         &self,
         cx: &mut StepContext<'_>,
@@ -147,7 +147,7 @@ impl Branch {
         })
     }
 
-    /// Begins and ends the branch's regions, if it has any, for weight gradients that are computed later.
+    /// Begins and ends the branch's regions, if there are any, for weight gradients that are computed later.
     pub(crate) fn weight_gradient_regions(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let regions = match self.regions(cx) {
             Regions::None => Vec::new(),
@@ -205,7 +205,7 @@ impl Branch {
         Ok((normed, Some(saved)))
     }
 
-    /// The forward as far as backward needs it. Only the backward of an output norm needs the part's output.
+    /// The branch's forward as far as backward needs. Only the backward of an output norm needs the part's output.
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<SavedBranch> {
         if self.output_norm.is_some() {
             return self.forward(cx, input, None).map(|(_, saved)| saved);
@@ -215,7 +215,7 @@ impl Branch {
         Ok(SavedBranch { stream, part, output: None })
     }
 
-    /// The gradient of the residual stream before the branch from `grad`, the one after it; see
+    /// The gradient of the residual stream before the branch from `grad`, the gradient after the branch; see
     /// [`BlockPart::backward`]. The norms leave their parameter gradients to `sums`.
     pub(crate) fn backward(
         &self,
@@ -252,7 +252,8 @@ impl Branch {
         }
     }
 
-    /// The gradient of the residual stream before the branch, from that of the part's input and `grad`, the one after it.
+    /// The gradient of the residual stream before the branch, from the gradient of the part's input and from `grad`,
+    /// the gradient after the branch.
     fn stream_gradient(
         &self,
         cx: &mut StepContext<'_>,

@@ -16,7 +16,7 @@ use crate::model::linear::is_adapter;
 use crate::model::token_cost::TokenCost;
 use crate::params::ParamSpec;
 
-/// Floating-point operations a second that bf16 products achieve on an H200; its data sheet says 989 TFLOP/s.
+/// Floating-point operations a second that bf16 products achieve on an H200; the data sheet says 989 TFLOP/s.
 const FLOPS: f64 = 650e12;
 /// Values of bf16 read or written a second: kernels achieve 4 TB/s of the 4.8 on an H200's data sheet.
 const VALUES: f64 = 4e12 / 2.0;

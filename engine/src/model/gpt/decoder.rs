@@ -19,7 +19,7 @@ use crate::model::tensor_parallel::TensorParallel;
 use crate::params::Params;
 use crate::step_policy::StepContext;
 
-/// The position of a forward in its text, in device memory: one graph serves every position.
+/// The position of a forward in the text, in device memory: one graph serves every position.
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor {
     /// `(1)`, i32: the position of the first new token.
@@ -31,7 +31,7 @@ pub struct Cursor {
 /// The layers of a GPT with a cache for one text of up to `max_seq_len` tokens.
 pub struct Decoder {
     embedding: EmbeddingLayer,
-    /// The branches of all blocks, each with its cache `(1, max_seq_len, width)` if it needs one.
+    /// The branches of all blocks, each with a cache `(1, max_seq_len, width)` if the branch needs one.
     branches: Vec<(Branch, Option<Tensor>)>,
     head: LanguageHead,
     /// `(max_seq_len, head_dim / 2, 2)`, f32.

@@ -38,7 +38,7 @@ pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
 
 /// Looks tokens up in a table, and adds learned positions if there are any.
 pub(crate) struct EmbeddingLayer {
-    /// `(padded vocab, hidden)`, or this rank's rows of it.
+    /// The table, `(padded vocab, hidden)`, or this rank's rows of the table.
     pub(crate) table: Param,
     /// The token of the first row here.
     pub(crate) first_token: usize,
@@ -46,7 +46,7 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) scale: f32,
     /// `(positions, hidden)`: a sample takes the first of them; `None` if positions are not learned.
     pub(crate) positions: Option<Param>,
-    /// The tokens of samples that are here, and their [positions](crate::model::StepTensors::positions).
+    /// The tokens of samples on this rank, and the tokens' [positions](crate::model::StepTensors::positions).
     pub(crate) here: TokensHere,
     pub(crate) own_positions: Option<Tensor>,
     pub(crate) sequence: SequenceShare,
@@ -97,7 +97,7 @@ impl EmbeddingLayer {
 }
 
 impl Layer for EmbeddingLayer {
-    /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism this rank's rows of it.
+    /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism to this rank's rows.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Saved)> {
         let all = all_rows(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.samples.record);

@@ -20,7 +20,7 @@ use crate::model::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
-/// The losses by depth, without their factor.
+/// The losses by depth, without the losses' factor.
 const TERMS: [LossTerm; FurtherTokens::MOST] = [
     LossTerm::minimised("mtp_1_loss"),
     LossTerm::minimised("mtp_2_loss"),
@@ -28,7 +28,7 @@ const TERMS: [LossTerm; FurtherTokens::MOST] = [
     LossTerm::minimised("mtp_4_loss"),
 ];
 
-/// The terms of the loss, one for each of these layers.
+/// The terms of the loss, one for each layer that predicts further tokens.
 pub(crate) fn further_terms(shape: &GptShape) -> &'static [LossTerm] {
     &TERMS[..shape.further_blocks().len()]
 }
@@ -44,9 +44,9 @@ fn projection(block: usize) -> String {
     format!("h.{block}.mtp.eh_proj.weight")
 }
 
-/// The parameters that this rank has of all these layers: of each its block, its norms, and the matrix
-/// `(hidden, 2 hidden)` that joins an embedded token with the stream before. Every rank has the matrix whole. `layer` is
-/// the layer of the model that they belong to.
+/// The parameters that this rank has of all layers for further tokens: of each its block, its norms, and the matrix
+/// `(hidden, 2 hidden)` that joins an embedded token with the stream before. Every rank has the matrix whole. `layer`
+/// is the layer of the model that they belong to.
 pub(crate) fn further_params(shape: &ShardedShape<'_>, layer: usize) -> Vec<ParamSpec> {
     let of_block = |block: usize| {
         let hidden = shape.shape.hidden;
@@ -58,7 +58,7 @@ pub(crate) fn further_params(shape: &ShardedShape<'_>, layer: usize) -> Vec<Para
     shape.shape.further_blocks().flat_map(of_block).collect()
 }
 
-/// The cost of a token in all these layers, without that of the head's product.
+/// The cost of a token in all layers for further tokens, without the head's product.
 pub(crate) fn further_cost(shape: &GptShape, tokens_per_sample: usize) -> TokenCost {
     let hidden = shape.hidden;
     let of_block = |block| {
@@ -69,7 +69,7 @@ pub(crate) fn further_cost(shape: &GptShape, tokens_per_sample: usize) -> TokenC
     shape.further_blocks().map(of_block).sum()
 }
 
-/// A layer over its parameters.
+/// A layer for further tokens, over the layer's parameters.
 pub(crate) struct FurtherLayer {
     embedding: EmbeddingLayer,
     /// Of the embedded token, and of the stream before.
@@ -78,7 +78,7 @@ pub(crate) struct FurtherLayer {
     join: Param,
     block: Block,
     norm: NormLayer,
-    /// The sum of its losses.
+    /// The sum of the layer's losses.
     pub(crate) loss_sum: Tensor,
 }
 
@@ -114,8 +114,8 @@ impl FurtherLayer {
         of.shape.further_blocks().zip(terms).filter_map(layer).collect()
     }
 
-    /// The normed stream after the block, of this rank's rows, from the normed stream before it and the embedded tokens
-    /// `(batch, seq)`. `like` has the facts about the microbatch's samples.
+    /// The normed stream after the block, of this rank's rows, from the normed stream before the block and the embedded
+    /// tokens `(batch, seq)`. `like` has the facts about the microbatch's samples.
     pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -174,7 +174,7 @@ impl FurtherLayer {
         Ok(grads[1])
     }
 
-    /// The columns of the joining matrix that each of its two factors has.
+    /// The columns of the joining matrix for each of the matrix's two factors.
     fn halves(&self) -> [Option<Columns>; 2] {
         let count = self.join.weight.shape.last() / 2;
         [0, count].map(|first| Some(Columns { first, count }))

@@ -62,23 +62,23 @@ pub(crate) fn head_cost(shape: &GptShape) -> TokenCost {
 /// gradients of each piece (of the table and of the normed rows), so only one piece of the logits is ever in memory.
 pub(crate) struct LanguageHead {
     pub(crate) norm: NormLayer,
-    /// `(padded vocab, hidden)`, or this rank's rows of it; the embedding's table when tied.
+    /// The table, `(padded vocab, hidden)`, or this rank's rows of the table; the embedding's table when tied.
     pub(crate) table: Param,
     /// The vocabulary, and the rows of the table that are here.
     vocab: VocabPart,
-    /// The number of pieces that the rows are divided into; it divides the number of rows.
+    /// The number of pieces that the rows are divided into; a divisor of the number of rows.
     pieces: usize,
     /// The sum of the losses.
     loss_sum: Tensor,
-    /// The multiplier of the z-loss, and its sum, if training adds one.
+    /// The multiplier of the z-loss, and the z-loss's sum, if training adds a z-loss.
     z_loss: Option<(f32, Tensor)>,
-    /// The loss of pairs of answers, and the sums of their results, if samples have pairs.
+    /// The loss of pairs of answers, and the sums of the pairs' results, if samples have pairs.
     preference: Option<(Preference, Tensor)>,
-    /// The rewards of mismatched answers, if the loss asks for them.
+    /// The rewards of mismatched answers, if the loss asks for such rewards.
     mismatched: Option<MismatchedRewards>,
     /// A loss in place of cross-entropy.
     own: Option<Arc<dyn OwnLoss>>,
-    /// The layers that predict further tokens, and the factor of their gradients.
+    /// The layers that predict further tokens, and the factor of the layers' gradients.
     further: Vec<FurtherLayer>,
     further_weight: f32,
     /// The bound of logits.
@@ -170,7 +170,7 @@ impl LossHead for LanguageHead {
     }
 }
 
-/// All rows of a microbatch, and the tensors of their losses.
+/// All rows of a microbatch, and the tensors of the rows' losses.
 struct AllRows {
     /// `(rows, hidden)`: the values that the table is multiplied with.
     normed: Tensor,
@@ -193,10 +193,10 @@ struct GradientOfRows {
     adds: bool,
 }
 
-/// Rows of logits, and the tensors of their losses.
+/// Rows of logits, and the tensors of the rows' losses.
 #[derive(Clone, Copy)]
 struct Rows {
-    /// `(rows, vocab here)`; in training their gradient takes their place.
+    /// The logits, `(rows, vocab here)`; in training the gradient takes the logits' place.
     logits: Tensor,
     targets: Tensor,
     losses: Tensor,
@@ -210,12 +210,12 @@ struct Gradient {
     weights: Option<Tensor>,
 }
 
-/// The pairs of answers of a microbatch, or of a piece of it.
+/// The pairs of answers of a microbatch or of a piece.
 #[derive(Clone, Copy)]
 struct OfPairs {
     preference: Preference,
     pairs: Tensor,
-    /// The results under the reference model, if the pairs do not have its log-probabilities.
+    /// The results under the reference model, if the pairs do not have that model's log-probabilities.
     references: Option<Tensor>,
     mismatched: Option<MismatchedRewards>,
     results: Tensor,
@@ -243,8 +243,7 @@ impl OfPairs {
 }
 
 impl LanguageHead {
-    /// The losses of all rows, one piece of them after the other, and in training the gradients of the rows and of the
-    /// table.
+    /// The losses of all rows, one piece after the other, and in training the gradients of the rows and of the table.
     fn in_pieces(&self, cx: &mut StepContext<'_>, all: AllRows) -> Result<()> {
         let AllRows { normed, targets, losses, z_loss, pairs, gradient } = all;
         let (rows, hidden) = (targets.elements(), normed.shape.last());
@@ -300,7 +299,7 @@ impl LanguageHead {
         Ok(grad)
     }
 
-    /// The microbatch's pairs with tensors for their results; `None` if samples have no pairs.
+    /// The microbatch's pairs with tensors for the pairs' results; `None` if samples have no pairs.
     fn pairs(&self, cx: &mut StepContext<'_>, input: &Hidden, rows: usize) -> Result<Option<OfPairs>> {
         let (Some((preference, sums)), Some(pairs)) = (self.preference, input.pairs) else { return Ok(None) };
         let samples = pairs.shape.rows();
@@ -314,7 +313,7 @@ impl LanguageHead {
         Ok(Some(OfPairs { preference, pairs, references: input.references, mismatched, results, weights, sums }))
     }
 
-    /// The results of pairs, from logits of whole samples; in training leaves the logits' gradient in their place. A
+    /// The results of pairs, from logits of whole samples; in training leaves the gradient in place of the logits. A
     /// pair's gradient depends on all of its tokens, so the logits are read once for the losses and once for that.
     fn pair_losses(&self, cx: &mut StepContext<'_>, rows: Rows, of: OfPairs) -> Result<()> {
         let Rows { logits, targets, losses, .. } = rows;
@@ -346,7 +345,7 @@ impl LanguageHead {
         self.weighted_losses(cx, rows, stats, weights)
     }
 
-    /// Leaves the gradient of logits in their place, if rows have weights.
+    /// Leaves the gradient in place of the logits, if rows have weights.
     fn weighted_losses(
         &self,
         cx: &StepContext<'_>,
@@ -360,7 +359,7 @@ impl LanguageHead {
         }
     }
 
-    /// The losses of rows; in training leaves the logits' gradient in their place.
+    /// The losses of rows; in training leaves the gradient in place of the logits.
     fn losses(&self, cx: &mut StepContext<'_>, rows: Rows, gradient: Option<Gradient>) -> Result<()> {
         if let Some(own) = &self.own {
             let Rows { logits, targets, losses, .. } = rows;

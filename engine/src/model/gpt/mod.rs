@@ -129,7 +129,7 @@ pub(crate) fn rotary_tables(shape: &GptShape) -> RotaryTables<RotaryTable> {
     RotaryTables { full: Some(table(base, scaling)), window: window_base.map(|base| table(base, None)) }
 }
 
-/// The parameters of all layers, in the order data pass them.
+/// The parameters of all layers, in the order of a forward.
 fn params(shape: &ShardedShape<'_>, stage: &StageLayers) -> Vec<ParamSpec> {
     let blocks = (0..shape.shape.layers).flat_map(|block| block_params(shape, block, stage.of_block(block)));
     let further = further_params(shape, stage.total - 1);
@@ -138,8 +138,8 @@ fn params(shape: &ShardedShape<'_>, stage: &StageLayers) -> Vec<ParamSpec> {
     shape.shape.precision.apply(all)
 }
 
-/// A stage's parameters, and the names of those that other stages have. A table that is `shared` is on the first stage, and
-/// again on the last, for the product of a tied head or for layers that predict further tokens.
+/// A stage's parameters, and the names of the parameters that other stages have. A table that is `shared` is on the
+/// first stage, and again on the last, for the product of a tied head or for layers that predict further tokens.
 fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, shared: bool) -> (Vec<ParamSpec>, Vec<String>) {
     if !layers.is_part() {
         return (all, Vec::new());
@@ -156,7 +156,7 @@ fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, shared: bool) -> (Vec<Par
     (here, elsewhere)
 }
 
-/// A stage's layers over their parameters.
+/// A stage's layers over the layers' parameters.
 fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
     let layer = |number: usize| -> Box<dyn Layer> {
         match number {

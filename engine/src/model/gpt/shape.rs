@@ -18,7 +18,7 @@ use crate::precision::Precision;
 choice! {
     /// The kind of a block's feed-forward layer.
     pub enum FeedForward {
-        /// Two matrices, with GELU in its tanh form between them.
+        /// Two matrices, with GELU in the tanh form between.
         Gelu = "gelu",
         /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
         SwiGlu = "swiglu",
@@ -34,7 +34,7 @@ choice! {
     pub enum NormPlacement {
         /// Before attention and feed-forward.
         Pre = "pre",
-        /// After each of them, before the sum with the residual stream.
+        /// After attention and after feed-forward, before the sum with the residual stream.
         Post = "post",
         /// Before and after.
         Sandwich = "sandwich",
@@ -42,24 +42,25 @@ choice! {
 }
 
 impl NormPlacement {
-    /// Whether a part of a block has a norm before it.
+    /// Whether a part of a block has a norm before the part.
     pub(crate) fn is_before(self) -> bool {
         self != NormPlacement::Post
     }
 
-    /// Whether a part of a block has a norm after it.
+    /// Whether a part of a block has a norm after the part.
     pub(crate) fn is_after(self) -> bool {
         self != NormPlacement::Pre
     }
 }
 
 choice! {
-    /// How queries and keys are normalised, by RMSNorm, before they are rotated.
+    /// How queries and keys are normalised, by RMSNorm, before the rotation.
     pub enum QkNorm {
         /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of
         /// channels.
         EachHead = "each_head",
-        /// All queries of a token together, and all its keys, with a weight for each channel. Goes with [`NormKind::Rms`].
+        /// All queries of a token together, and all keys of a token, with a weight for each channel. Goes with
+        /// [`NormKind::Rms`].
         AllHeads = "all_heads",
     }
 }
@@ -67,7 +68,7 @@ choice! {
 /// The kind of a block's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {
-    /// A token sees itself alone.
+    /// No attention: a token sees no other token.
     None,
     /// Groups of query heads share a key and value head (Ainslie et al., 2023).
     Grouped {
@@ -100,9 +101,9 @@ impl AttentionKind {
 /// The blocks with a window: a token sees no more than a window of tokens there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Tokens that a token sees at most, itself among them; above 0.
+    /// The most tokens that a token sees, that token included; above 0.
     pub tokens: usize,
-    /// Whether a block has the window, repeated over all blocks; empty if all have it.
+    /// Whether a block has the window, repeated over all blocks; empty if all blocks have the window.
     pub pattern: Vec<bool>,
 }
 
@@ -111,7 +112,7 @@ pub struct Windows {
 pub struct FurtherTokens {
     /// The number of such layers, from 1 to [`FurtherTokens::MOST`]: the first predicts the token after the next.
     pub depths: usize,
-    /// Training minimises this times the mean of their losses; f32 in kernels.
+    /// The factor of the mean of the further tokens' losses, which training minimises; f32 in kernels.
     pub factor: f64,
 }
 
@@ -146,19 +147,19 @@ pub struct GptShape {
     pub padded_vocab: usize,
     /// A sample has no more tokens.
     pub max_seq_len: usize,
-    /// The head uses the embedding's table as its matrix.
+    /// Whether the head's matrix is the embedding's table.
     pub tied: bool,
     /// Embedded tokens are multiplied by the root of `hidden`, rounded to the type of activations.
     pub scaled_embedding: bool,
     /// The attention of blocks.
     pub attention: AttentionKind,
-    /// Products of queries and keys are divided by the root of it; f32 in kernels. `None` for the channels of a head.
+    /// The number whose root divides products of queries and keys; f32 in kernels. `None` for the channels of a head.
     pub query_pre_attn_scalar: Option<f64>,
     /// Attention scores `s` become `cap * tanh(s / cap)`; f32 in kernels. `None` for no cap.
     pub attention_soft_cap: Option<f64>,
     /// Likewise the head's logits.
     pub logit_soft_cap: Option<f64>,
-    /// The blocks with a limited view of earlier tokens; `None` if a token always sees all tokens before it.
+    /// The blocks with a limited view of earlier tokens; `None` if a token always sees all earlier tokens.
     pub windows: Option<Windows>,
     /// The kind of all norms.
     pub norm: NormKind,
@@ -172,24 +173,25 @@ pub struct GptShape {
     pub experts: Option<Experts>,
     /// How blocks know positions.
     pub position: Position,
-    /// Linear layers and LayerNorms have biases, those of routers and experts too.
+    /// Whether linear layers and LayerNorms have biases, routers and experts included.
     pub bias: bool,
     /// The layer that computes queries, keys and values has a bias, also without `bias`.
     pub qkv_bias: bool,
-    /// Queries and keys are normalised; `None` if they are not.
+    /// How queries and keys are normalised; `None` if queries and keys are not.
     pub qk_norm: Option<QkNorm>,
     /// Standard deviation of the first values of matrices; f32 in the numbers drawn.
     pub init_std: f64,
-    /// Matrices that write to the residual stream start smaller, by the root of the number of additions to it.
+    /// Whether matrices that write to the residual stream start smaller, by the root of the number of additions to the
+    /// stream.
     pub scaled_residual_init: bool,
     /// Dropout of embeddings and of the values that blocks add to the residual stream.
     pub hidden_dropout: f64,
     /// Dropout of attention probabilities.
     pub attention_dropout: f64,
-    /// Backward recomputes activations and normed values instead of keeping them.
+    /// Whether backward recomputes activations and normed values, which then are not kept.
     pub recompute: bool,
-    /// Dense feed-forward layers go through a microbatch's tokens in this many tiles, one in memory at a time, and save
-    /// their input alone. Not with factors of 8 bits or adapters of these layers.
+    /// The number of tiles of a microbatch's tokens that dense feed-forward layers go through, one in memory at a time;
+    /// such layers save inputs alone. Not with factors of 8 bits or adapters of these layers.
     pub mlp_tiles: usize,
     /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of
     /// the logits is in memory; divides the tokens of a microbatch.
@@ -205,7 +207,7 @@ pub struct GptShape {
     pub seed: u64,
     /// The number formats of weights and activations.
     pub precision: Precision,
-    /// How linear layers of blocks multiply in 8 bits, if they do. Goes with [`Precision::Bf16`].
+    /// How linear layers of blocks multiply in 8 bits; `None` for products in more bits. Goes with [`Precision::Bf16`].
     pub fp8: Option<Fp8>,
     /// Low-rank adapters of linear layers of blocks. Does not go with 8-bit factors.
     pub lora: Option<Lora>,
@@ -266,8 +268,8 @@ impl Default for GptShape {
 }
 
 impl GptShape {
-    /// Of so many ranks that share a layer, those that store the same key heads: 1 unless there are fewer key heads than
-    /// ranks.
+    /// The number of ranks that store the same key heads, among the ranks that share a layer: 1 unless there are fewer
+    /// key heads than ranks.
     pub fn key_head_copies(&self, tensor_ranks: usize) -> usize {
         (tensor_ranks / self.kv_heads.max(1)).max(1)
     }
@@ -291,7 +293,7 @@ impl GptShape {
         Mask { window: windows.map(|windows| windows.tokens) }
     }
 
-    /// The experts of a block; `None` if its feed-forward layer is dense.
+    /// The experts of a block; `None` if the block's feed-forward layer is dense.
     pub fn block_experts(&self, block: usize) -> Option<&Experts> {
         let block = self.of_model(block);
         self.experts.as_ref().filter(|Experts { pattern, .. }| pattern.is_empty() || pattern[block % pattern.len()])
@@ -341,7 +343,7 @@ impl GptShape {
         }
     }
 
-    /// How the linear layers of a block multiply in 8 bits; `None` if they do not.
+    /// How the linear layers of a block multiply in 8 bits; `None` for products in more bits.
     pub(crate) fn block_fp8(&self, block: usize) -> Option<Fp8> {
         self.fp8.filter(|fp8| fp8.covers(self.of_model(block), self.layers))
     }

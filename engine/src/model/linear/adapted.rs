@@ -1,4 +1,4 @@
-//! The linear layers that have adapters, and where a layer's parameters have those of each adapter.
+//! The linear layers that have adapters, and the rows of each adapter in a layer's parameters.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::model::gpt::{AttentionKind, GptShape, Latent};
 
 /// A linear layer with adapters, or a layer of experts with adapters.
 pub struct AdaptedLayer {
-    /// The beginning of its parameters' names in a block.
+    /// The beginning of the names of the layer's parameters in a block.
     pub name: &'static str,
     /// The experts, which have a matrix each; 1 of a linear layer.
     pub experts: usize,
@@ -19,7 +19,7 @@ pub struct AdaptedLayer {
     packed: Vec<usize>,
 }
 
-/// An adapter of a matrix, and the rows that belong to it.
+/// An adapter of a matrix, and the rows that belong to the adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterRows {
     /// The rows of the layer's weight that the adapter covers.
@@ -31,7 +31,7 @@ pub struct AdapterRows {
 }
 
 impl AdaptedLayer {
-    /// All adapters of a rank, by expert and then by the matrices that they cover.
+    /// All adapters of a rank, by expert and then by the adapters' matrices.
     pub fn adapters(&self, rank: usize) -> Vec<AdapterRows> {
         let size = |groups: Range<usize>| self.packed[groups].iter().sum::<usize>();
         let all = size(0..self.packed.len());

@@ -1,4 +1,4 @@
-//! A layer's weight with its adapters added, for a product that the layer does not make itself.
+//! A layer's weight with the adapters added, for a product outside of the layer.
 
 use device::Tensor;
 use device::ops::Copy;

@@ -151,7 +151,8 @@ impl AdapterSpec {
         self.over([a, b], 1, &sizes, dropout)
     }
 
-    /// The adapters over their parameters, of one matrix or of that many experts. `sizes` are those of the packed matrices here.
+    /// The adapters of one matrix, or of that many experts, over the adapters' parameters. `sizes` are those of the
+    /// packed matrices here.
     pub(crate) fn over(&self, [a, b]: [Param; 2], experts: usize, sizes: &[usize], dropout: DropoutLayer) -> Adapter {
         let size = |groups: Range<usize>| sizes[groups].iter().sum::<usize>();
         let mut columns = [None; MOST];
@@ -169,7 +170,7 @@ impl AdapterSpec {
     }
 }
 
-/// The adapters of a linear layer, or this rank's shard of them.
+/// The adapters of a linear layer, or this rank's shard.
 #[derive(Clone, Copy)]
 pub(crate) struct Adapter {
     /// `(adapters * rank, in)`, of each expert.
@@ -266,8 +267,8 @@ impl Adapter {
         Ok(())
     }
 
-    /// Memory for the values that forward leaves, for an input with these rows. `record` is the microbatch's
-    /// `SampleRecord`, if there is dropout.
+    /// Memory for the values that the adapter's forward leaves, for an input with the rows of `rows`. `record` is the
+    /// microbatch's `SampleRecord`, if there is dropout.
     pub(super) fn saved(
         &self,
         cx: &mut StepContext<'_>,
@@ -294,7 +295,8 @@ impl Adapter {
         self.a.weight.shape.rows() / self.experts
     }
 
-    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`, and writes the values for backward.
+    /// Adds the adapter's product to the layer's `output` `(..., out)`, for the layer's `input` `(..., in)`, and writes
+    /// the values for backward.
     pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -313,7 +315,7 @@ impl Adapter {
         Ok(())
     }
 
-    /// As [`Adapter::forward`], as far as backward needs it: writes the values for it.
+    /// As [`Adapter::forward`], as far as backward needs: writes the values for it.
     pub(crate) fn prepare_backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -325,8 +327,8 @@ impl Adapter {
         multiply(cx, offsets, Gemm { alpha: self.scale, ..product })
     }
 
-    /// Memory for the tensors that the gradients of the weights are computed from, for an output gradient with these
-    /// rows.
+    /// Memory for the tensors that the gradients of the adapter's weights are computed from, for an output gradient
+    /// with the rows of `rows`.
     pub(crate) fn gradient(
         &self,
         cx: &mut StepContext<'_>,
@@ -336,7 +338,8 @@ impl Adapter {
         Ok(AdapterGradient { saved, grad_low: tensor_like(cx, "lora_grad_low", rows, self.low_width())? })
     }
 
-    /// Adds to the gradient of the layer's input, for the gradient `(..., out)` of its output.
+    /// Adds the adapter's part to the gradient of the layer's input, for the gradient `(..., out)` of the layer's
+    /// output.
     pub(crate) fn input_gradient(
         &self,
         cx: &mut StepContext<'_>,
@@ -361,8 +364,8 @@ impl Adapter {
         }
     }
 
-    /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its
-    /// output.
+    /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of the
+    /// layer's output.
     pub(crate) fn weight_gradients(
         &self,
         cx: &mut StepContext<'_>,

@@ -21,7 +21,7 @@ pub enum LoraTarget {
     KeyValueOfLatent,
     /// The projection after attention.
     AttentionOutput,
-    /// The gate of a gated feed-forward layer, and its matrix of the gated values, as one matrix.
+    /// The gate of a gated feed-forward layer, and the matrix of the gated values, as one matrix.
     GateUp,
     /// The gate of a gated feed-forward layer.
     Gate,
@@ -41,7 +41,7 @@ pub fn is_adapter(name: &str) -> bool {
 pub struct Lora {
     /// The inner size of `B A`.
     pub rank: usize,
-    /// Adapters add `alpha / rank` times their product.
+    /// The numerator of the factor `alpha / rank`, by which adapters' products are added.
     pub alpha: f64,
     /// Dropout of the adapters' input.
     pub dropout: f64,

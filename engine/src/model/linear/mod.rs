@@ -40,7 +40,8 @@ pub use lora::{Lora, LoraTarget, is_adapter};
 pub(crate) use spec::LinearSpec;
 pub(crate) use weight_input::WeightInput;
 
-/// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, if there is one, bias `(out)`.
+/// A linear layer's parameters, or this rank's shard of the parameters: weight `(out, in)` and, if there is one, bias
+/// `(out)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
@@ -52,45 +53,45 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Whether it has adapters: then a product with its epilogue cannot do all of its work.
+    /// Whether the layer has adapters: then a product with its epilogue cannot do all of its work.
     pub(crate) fn has_adapter(&self) -> bool {
         self.adapter.is_some()
     }
 
-    /// The bias, if the norm that reads the gradient of the residual stream can compute its gradient: if no dropout
-    /// lies between this layer's output and the stream, and all rows are on this rank. From now on this layer does not
-    /// compute it.
+    /// The bias, if the norm that reads the gradient of the residual stream can compute the bias's gradient: if no
+    /// dropout lies between this layer's output and the stream, and all rows are on this rank. From now on this layer
+    /// does not compute it.
     pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, ranks: &TensorParallel) -> Option<Param> {
         self.bias_left_to_norm = output.is_off() && !ranks.splits_rows();
         self.bias.filter(|_| self.bias_left_to_norm)
     }
 
-    /// The gradient of the bias, if this layer computes it.
+    /// The gradient of the bias, if this layer computes that gradient.
     fn bias_grad(&self) -> Option<Tensor> {
         self.bias.filter(|_| !self.bias_left_to_norm).and_then(|bias| bias.grad)
     }
 
-    /// Width of its output on this rank.
+    /// Width of the layer's output on this rank.
     pub(crate) fn width(&self) -> usize {
         self.weight.weight.shape.rows()
     }
 
-    /// Width of its input on this rank.
+    /// Width of the layer's input on this rank.
     pub(crate) fn input_width(&self) -> usize {
         self.weight.weight.shape.last()
     }
 
-    /// Whether its products have 8-bit factors.
+    /// Whether the layer's products have 8-bit factors.
     pub(crate) fn is_8_bit(&self) -> bool {
         self.weight.fp8.is_some()
     }
 
-    /// A buffer for its output `(..., out)`, for an input `(..., in)`.
+    /// A buffer for the layer's output `(..., out)`, for an input `(..., in)`.
     pub(crate) fn output(&self, cx: &mut StepContext<'_>, name: &'static str, input: &Tensor) -> Result<Tensor> {
         cx.tensor(name, with_width(input, self.width()), self.precision.output(Product::Forward))
     }
 
-    /// A buffer for its input gradient `(..., in)`, for an output gradient `(..., out)`.
+    /// A buffer for the layer's input gradient `(..., in)`, for an output gradient `(..., out)`.
     pub(crate) fn input_gradient(
         &self,
         cx: &mut StepContext<'_>,
@@ -115,14 +116,14 @@ impl Linear {
         Ok(saved)
     }
 
-    /// Makes the 8-bit copies of the weight that the step's products read, if they are to be made now. It comes before
-    /// the first product.
+    /// Makes the 8-bit copies of the weight that the step's products read, if the copies are to be made now. It comes
+    /// before the first product.
     pub(crate) fn make_copies(&self, cx: &StepContext<'_>) -> Result<()> {
         self.weight.fp8.map_or(Ok(()), |fp8| fp8.make_copies(cx))
     }
 
-    /// Memory for the values that the backward of adapters needs, for an input with these rows; `None` without
-    /// adapters, and in modes without them. `record` is the microbatch's `SampleRecord`, for their dropout.
+    /// Memory for the values that the backward of adapters needs, for an input with the rows of `rows`; `None` without
+    /// adapters, and in modes without adapters. `record` is the microbatch's `SampleRecord`, for their dropout.
     pub(crate) fn saved_adapter(
         &self,
         cx: &mut StepContext<'_>,
@@ -157,7 +158,7 @@ impl Linear {
         adapter.forward(cx, input.plain(), output, saved)
     }
 
-    /// Writes the values that the adapters' backward needs, for a backward that recomputes its forward without the
+    /// Writes the values that the adapters' backward needs, for a backward that recomputes the forward without the
     /// layer's output.
     pub(crate) fn prepare_backward(
         &self,
@@ -169,8 +170,7 @@ impl Linear {
         adapter.prepare_backward(cx, input.plain(), saved)
     }
 
-    /// The product of [`Linear::forward`] through `epilogue`, which adds the bias if it is to be added, and without
-    /// adapters.
+    /// The product of [`Linear::forward`] through `epilogue`, which adds the bias if wanted, and without adapters.
     pub(crate) fn forward_through(
         &self,
         cx: &StepContext<'_>,
@@ -218,9 +218,9 @@ impl Linear {
         self.adapt(cx, input, output, saved)
     }
 
-    /// Backward of a column-parallel layer, from its input and the gradient `(..., out)` of its output. Returns the sum
-    /// of the input gradient over the ranks: `(batch, seq, in)`, or this rank's rows with sequence parallelism. Forward
-    /// returned `adapter`. `names` are those of the input gradient and of this rank's rows.
+    /// Backward of a column-parallel layer, from the layer's input and the gradient `(..., out)` of the layer's output.
+    /// Returns the sum of the input gradient over the ranks: `(batch, seq, in)`, or this rank's rows with sequence
+    /// parallelism. Forward returned `adapter`. `names` are those of the input gradient and of this rank's rows.
     pub(crate) fn backward_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
@@ -270,7 +270,7 @@ impl Linear {
     }
 
     /// Memory for the tensors that the gradients of the adapters' weights are computed from, for an output gradient
-    /// with these rows. Forward returned `saved`.
+    /// with the rows of `rows`. Forward returned `saved`.
     pub(crate) fn adapter_gradient(
         &self,
         cx: &mut StepContext<'_>,
@@ -313,7 +313,7 @@ impl Linear {
         self.adapter_gradients(cx, input, grad_output, adapter)
     }
 
-    /// The gradients of weight and bias, without those of adapters.
+    /// The gradients of weight and bias, without the adapters' gradients.
     fn own_gradients(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         self.weight_gradient(cx, input, grad_output)?;
         match grad_output {
@@ -337,7 +337,7 @@ impl Linear {
         }
     }
 
-    /// The gradient of the weight alone, unless it is frozen. See [`Linear::weight_gradients`].
+    /// The gradient of the weight alone, unless the weight is frozen. See [`Linear::weight_gradients`].
     pub(crate) fn weight_gradient(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         let Some(grad_weight) = self.weight.grad else { return Ok(()) };
         let accumulate = adds_to_gradients(cx);
@@ -349,7 +349,7 @@ impl Linear {
         cx.run(Gemm::wgrad(grad_output.plain(), input.plain(), grad_weight, accumulate))
     }
 
-    /// The operation that computes the gradient of the bias, if this layer computes it.
+    /// The operation that computes the gradient of the bias, if this layer computes that gradient.
     pub(crate) fn bias_gradient(&self, cx: &StepContext<'_>, grad_output: Tensor) -> Option<BiasGrad> {
         let accumulate = adds_to_gradients(cx);
         self.bias_grad().map(|grad_bias| BiasGrad { grad_output, grad_bias, accumulate })

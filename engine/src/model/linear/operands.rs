@@ -13,21 +13,21 @@ use crate::model::tensor_parallel::TensorParallel;
 use crate::step_policy::StepContext;
 
 impl Linear {
-    /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered. Adapters read the rows
-    /// as they are.
+    /// Whether each rank quantises that rank's rows of the residual stream, and bytes are gathered. Adapters read the
+    /// rows as they are.
     pub(crate) fn gathers_8_bits(&self, ranks: &TensorParallel) -> bool {
         !self.has_adapter() && gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), ranks)
     }
 
-    /// Whether this column-parallel layer computes its input, the normed values, while it quantises them. Rows that are
-    /// gathered in 16 bits must be stored, and so must those that adapters read.
+    /// Whether this column-parallel layer computes the layer's input, the normed values, during quantisation. Rows that
+    /// are gathered in 16 bits must be stored, and so must those that adapters read.
     pub(crate) fn computes_input(&self, ranks: &TensorParallel) -> bool {
         self.is_8_bit() && !self.has_adapter() && (!ranks.splits_rows() || self.gathers_8_bits(ranks))
     }
 
-    /// The normed values as the products of this column-parallel layer read them. With `keep`, also returns the values
-    /// that forward keeps: the 8-bit copy that the weight gradient reads, or this rank's rows in 8 bits if rows are
-    /// gathered. It keeps no stored values, because the norm keeps them.
+    /// The normed values in the form that the products of this column-parallel layer read. With `keep`, also returns
+    /// the values that forward keeps: the 8-bit copy that the weight gradient reads, or this rank's rows in 8 bits if
+    /// rows are gathered. It keeps no stored values, because the norm keeps them.
     ///
     /// # Errors
     /// Errors of the device.
@@ -55,8 +55,8 @@ impl Linear {
         }
     }
 
-    /// An input `(..., in)` as the products read it. The weight under adapters is frozen: no gradient of it reads a
-    /// copy.
+    /// An input `(..., in)` in the form that the products read. The weight under adapters is frozen: no gradient of it
+    /// reads a copy.
     ///
     /// # Errors
     /// Errors of the device.
@@ -69,7 +69,7 @@ impl Linear {
         }
     }
 
-    /// As [`Linear::input`] of a frozen layer, with the values as they are.
+    /// As [`Linear::input`] of a frozen layer, with the values not quantised too.
     ///
     /// # Errors
     /// Errors of the device.
@@ -109,7 +109,8 @@ impl Linear {
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
 
-    /// An output gradient `(..., out)` as the products read it. In 8 bits the bias gradient is computed on the way.
+    /// An output gradient `(..., out)` in the form that the products read. In 8 bits the bias gradient is computed on
+    /// the way.
     ///
     /// # Errors
     /// Errors of the device.
@@ -133,7 +134,8 @@ impl Linear {
         self.quantized_grad_output(cx, source, Copies::Both, None)
     }
 
-    /// The output gradient of a row-parallel layer, from this rank's rows of it: all rows, as the products read them.
+    /// The output gradient of a row-parallel layer, from this rank's rows of the gradient: all rows, as the products
+    /// read them.
     ///
     /// # Errors
     /// Errors of the device.

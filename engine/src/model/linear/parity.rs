@@ -65,7 +65,7 @@ fn download(device: &Device, tensor: &Tensor) -> Vec<f64> {
     }
 }
 
-/// Compares a layer with scales of its own, or with `given` ones, of its input and of its output gradient.
+/// Compares a linear layer with separate scales, or with `given` scales, of the layer's input and output gradient.
 fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
     let fp8 = Fp8 { recipe, format, ..Fp8::default() };
     let name = format!("{recipe} {format}");

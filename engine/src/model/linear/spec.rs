@@ -12,7 +12,7 @@ use crate::precision::Precision;
 
 /// A linear layer before it has memory: it declares the parameters, and builds the layer over them.
 pub(crate) struct LinearSpec {
-    /// The beginning of the names of its parameters.
+    /// The beginning of the names of the layer's parameters.
     name: String,
     input: usize,
     output: usize,
@@ -33,7 +33,7 @@ enum Split {
 }
 
 impl LinearSpec {
-    /// A layer with its outputs split over the ranks. The output packs these `groups`.
+    /// A linear layer whose outputs the ranks divide. The output packs these `groups`.
     pub(crate) fn column_parallel(
         name: String,
         input: usize,
@@ -46,7 +46,7 @@ impl LinearSpec {
         LinearSpec { name, input, output, init, bias, split, fp8: None, adapters: None }
     }
 
-    /// A layer with its inputs split over the ranks.
+    /// A linear layer whose inputs the ranks divide.
     pub(crate) fn row_parallel(name: String, input: usize, output: usize, init: Init, bias: bool) -> LinearSpec {
         LinearSpec { name, input, output, init, bias, split: Split::Rows, fp8: None, adapters: None }
     }
@@ -56,7 +56,7 @@ impl LinearSpec {
         LinearSpec { fp8, ..self }
     }
 
-    /// The same layer with these adapters.
+    /// The same layer with `adapters`.
     pub(crate) fn with_adapters(self, adapters: Option<AdapterSpec>) -> LinearSpec {
         LinearSpec { adapters, ..self }
     }
@@ -106,7 +106,7 @@ impl LinearSpec {
         Linear { weight, bias, bias_left_to_norm: false, precision, adapter: None }
     }
 
-    /// The layer of a block over its parameters, with its adapters.
+    /// The layer of a block over the layer's parameters, with adapters.
     pub(crate) fn build_in_block(&self, builder: &LayerBuilder<'_>, block: usize) -> Linear {
         let (packed, row_parallel) = self.packed();
         let adapter = self.adapters.as_ref().map(|adapters| {

@@ -1,4 +1,4 @@
-//! The input of a layer, as its weight gradient reads it.
+//! The input of a layer, in the form that the layer's weight gradient reads.
 
 use device::Tensor;
 use device::ops::{Fp8Matrix, QuantizeSource, Scale};
@@ -9,10 +9,10 @@ use crate::fp8::{Copies, Operand};
 use crate::model::tensor_parallel::TensorParallel;
 use crate::step_policy::StepContext;
 
-/// The input of a column-parallel layer, of all its rows, before it has the form that a weight gradient reads.
+/// The input of a column-parallel layer, of all rows, before a change to the form that a weight gradient reads.
 #[derive(Clone, Copy)]
 pub(crate) enum WeightInput {
-    /// As forward saved it.
+    /// The operand that forward saved.
     Saved(Operand),
     /// Not stored: it is computed from this.
     Computed(QuantizeSource),
@@ -23,8 +23,8 @@ pub(crate) enum WeightInput {
 }
 
 impl WeightInput {
-    /// As forward saved it: the value that [`Linear::normed_input`] returned for keeping. Gathers rows if it kept only
-    /// this rank's.
+    /// The input that forward saved: the value that [`Linear::normed_input`] returned for keeping. Gathers rows if it
+    /// kept only this rank's.
     ///
     /// # Errors
     /// Errors of the device.
@@ -68,7 +68,7 @@ impl WeightInput {
         Ok(WeightInput::Gathered8Bits(ranks.gather_rows(cx, name, own.values)?, own.scale))
     }
 
-    /// The rows, as the product of `linear` reads them.
+    /// The rows in the form that the product of `linear` reads.
     ///
     /// # Errors
     /// Errors of the device.
@@ -81,7 +81,7 @@ impl WeightInput {
         }
     }
 
-    /// As the weight gradient of `linear` reads it.
+    /// The rows in the form that the weight gradient of `linear` reads.
     ///
     /// # Errors
     /// Errors of the device.

@@ -28,14 +28,14 @@ pub struct Hidden {
     /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`.
     /// Before the first layer it is the microbatch's inputs.
     pub x: Tensor,
-    /// The tensor that the next norm adds to the residual stream; of its shape.
+    /// The tensor that the next norm adds to the residual stream, in the stream's shape.
     pub delta: Option<Tensor>,
-    /// The microbatch's targets; only the chunk with the head has them.
+    /// The microbatch's targets; only the chunk with the head has targets.
     pub targets: Option<Tensor>,
-    /// The microbatch's pairs of answers, as [`PairLoss`](device::ops::PairLoss) reads them; only the chunk with the head
-    /// has them.
+    /// The microbatch's pairs of answers for [`PairLoss`](device::ops::PairLoss); only the chunk with the head has
+    /// pairs.
     pub pairs: Option<Tensor>,
-    /// The results of these pairs under the reference model, if the step computed them.
+    /// The results of the pairs under the reference model, if the step computed such results.
     pub references: Option<Tensor>,
     /// `(depths, 2, batch, seq)`, i32: by depth, tokens beyond the next one as inputs and as targets, in training; only the
     /// chunk with the head has them.
@@ -45,7 +45,7 @@ pub struct Hidden {
 }
 
 impl Samples {
-    /// The documents that attention stays within; `None` if it sees the whole sample.
+    /// The documents that attention stays within; `None` if attention sees the whole sample.
     pub(crate) fn apart(&self) -> Option<Documents> {
         self.documents.filter(|(_, restart)| *restart != Restart::Positions).map(|(documents, _)| documents)
     }

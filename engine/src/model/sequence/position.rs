@@ -1,4 +1,4 @@
-//! How a model knows the order of its tokens, and the table of rotary position embedding (Su et al., 2021).
+//! How a model knows the order of tokens, and the table of rotary position embedding (Su et al., 2021).
 
 use std::f64::consts::TAU;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::ops::{Mask, SequenceShare};
 use device::{Area, DType, Device, Tensor};
 
-/// How a model knows the order of its tokens.
+/// How a model knows the order of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Position {
     /// A learned vector for each position, added to the embeddings.
@@ -14,7 +14,7 @@ pub enum Position {
         /// Rows of the table: at least the tokens of a sequence, which take the first.
         positions: usize,
     },
-    /// Queries and keys are rotated by their position.
+    /// Rotation of queries and keys by position.
     Rotary {
         /// See [`RotaryTable::base`].
         base: f64,
@@ -38,12 +38,12 @@ impl Position {
     }
 }
 
-/// Rotary tables, or a value for each of them.
+/// Rotary tables, or a value for each table.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryTables<T> {
-    /// Of all blocks, or of those without a window; `None` if positions are not rotary.
+    /// The table of all blocks, or of blocks without a window; `None` if positions are not rotary.
     pub full: Option<T>,
-    /// Of blocks with a window, if they have their own.
+    /// The table of blocks with a window, if such blocks have a separate table.
     pub window: Option<T>,
 }
 
@@ -104,7 +104,7 @@ impl TokensHere {
         TokensHere { share: SequenceShare::WHOLE, lengths: Rc::new([]) }
     }
 
-    /// A share of samples of these lengths.
+    /// A share of samples of `lengths`.
     pub(crate) fn new(share: SequenceShare, lengths: impl IntoIterator<Item = usize>) -> TokensHere {
         TokensHere { share, lengths: lengths.into_iter().map(|length| length / share.ranks).collect() }
     }
@@ -115,7 +115,8 @@ impl TokensHere {
         (self.share != SequenceShare::WHOLE).then(|| self.lengths.iter().flat_map(of_length).collect())
     }
 
-    /// The positions as tables of tokens have them: `(samples, tokens)` for each length. `None` if all tokens are here.
+    /// The positions in the shape of a table of tokens: `(samples, tokens)` for each length. `None` if all tokens are
+    /// here.
     pub(crate) fn values(&self, samples: usize) -> Option<Vec<i32>> {
         let positions = self.positions()?;
         let mut values = Vec::with_capacity(samples * positions.len());
@@ -181,7 +182,7 @@ pub enum Scaling {
     },
     /// All frequencies are lowered alike.
     Linear {
-        /// How much lower they are.
+        /// The factor by which frequencies are lowered.
         factor: f64,
     },
 }

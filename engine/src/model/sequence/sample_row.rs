@@ -5,7 +5,7 @@ use std::ops::Range;
 use device::DType;
 use device::ops::PairLoss;
 
-/// A sample as the data give it: one row of values. Inputs and targets are ranges of its columns.
+/// A sample in the data's form: one row of values. Inputs and targets are ranges of its columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleRow {
     /// Values of a row.
@@ -20,17 +20,18 @@ pub struct SampleRow {
     pub documents: Option<DocumentColumns>,
     /// The columns of pairs of answers; `None` if the loss is of targets.
     pub pairs: Option<PairColumns>,
-    /// The column at which a sample of the same prompts with the answers of others begins, laid out as this one. `None` if
-    /// there is none.
+    /// The column at which a sample of the same prompts with other prompts' answers begins, laid out like this sample.
+    /// `None` if there is none.
     pub mismatched: Option<usize>,
-    /// The column of the number of inputs that are no padding, which comes after them; `None` if there is no padding.
+    /// The column of the number of inputs that are no padding, after the inputs' columns; `None` if there is no
+    /// padding.
     pub real: Option<usize>,
 }
 
 /// The division of a sample into several documents, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentColumns {
-    /// Columns of the position of each token in its document.
+    /// Columns of the position of each token in the token's document.
     pub position_ids: Range<usize>,
     /// No sample has more documents.
     pub most: usize,
@@ -41,7 +42,7 @@ pub struct DocumentColumns {
 /// The pairs of answers of a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairColumns {
-    /// Columns of the pairs, as [`PairLoss`] reads them.
+    /// Columns of the pairs, for [`PairLoss`].
     pub columns: Range<usize>,
     /// No sample has more pairs.
     pub most: usize,
@@ -52,9 +53,9 @@ pub struct PairColumns {
 /// Where the log-probabilities of answers under the reference model come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum References {
-    /// The columns of the pairs have them.
+    /// The columns of the pairs have the log-probabilities.
     InRow,
-    /// Each step computes them: the reference is the model without its adapters.
+    /// Each step computes the log-probabilities: the reference is the model without its adapters.
     WithoutAdapters,
 }
 
@@ -62,7 +63,7 @@ pub enum References {
 /// positions alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// Attention stays within a document, and learned positions count from its first token.
+    /// Attention stays within a document, and learned positions count from the document's first token.
     AttentionAndPositions,
     /// Attention alone.
     Attention,
@@ -110,14 +111,14 @@ impl SampleRow {
         SampleRow { mismatched: Some(own.width), width: 2 * own.width, ..own }
     }
 
-    /// The same row with the columns of pairs at its end.
+    /// The same row with added columns of pairs.
     fn judged(self, most: usize, references: References) -> SampleRow {
         let (begin, columns) = (self.width, most * PairLoss::COLUMNS);
         let pairs = Some(PairColumns { columns: begin..begin + columns, most, references });
         SampleRow { width: begin + columns, pairs, ..self }
     }
 
-    /// The same row with more columns at its end: the position of each token in its document. A sample has up to `most`
+    /// The same row with added columns: the position of each token in its document. A sample has up to `most`
     /// documents.
     #[must_use]
     pub fn divided(self, most: usize, restart: Restart) -> SampleRow {
@@ -132,7 +133,7 @@ impl SampleRow {
         SampleRow { real: Some(self.width), width: self.width + 1, ..self }
     }
 
-    /// Tokens of a sample; 1 if it is features and outputs.
+    /// Tokens of a sample; 1 for a sample of features and outputs.
     pub fn length(&self) -> usize {
         if self.dtype == DType::I32 { self.inputs.len() } else { 1 }
     }

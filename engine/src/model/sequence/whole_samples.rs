@@ -25,7 +25,7 @@ impl WholeSamples {
         Some(WholeSamples { share: sequence_share(ranks), communicator })
     }
 
-    /// The rows of all tokens, `(samples, all tokens, width)`, from those of the tokens here, f32 or i32.
+    /// The rows of all tokens, `(samples, all tokens, width)`, from the rows of this rank's tokens, f32 or i32.
     ///
     /// # Errors
     /// Errors of the device.
@@ -42,8 +42,8 @@ impl WholeSamples {
         self.by_position(cx, name, by_rank)
     }
 
-    /// The rows of all ranks, `(ranks, samples, tokens, width)`, from those of the tokens here, `(samples, tokens,
-    /// width)`.
+    /// The rows of all ranks, `(ranks, samples, tokens, width)`, from the rows of this rank's tokens, `(samples,
+    /// tokens, width)`.
     ///
     /// # Errors
     /// Errors of the device.
@@ -80,7 +80,7 @@ impl WholeSamples {
         cx.run(Collective { kind, communicator: self.communicator.clone(), input, output })
     }
 
-    /// Copies the rows of the tokens here from those of all tokens. Rows are as wide.
+    /// Copies the rows of this rank's tokens from the rows of all tokens. Rows are as wide.
     ///
     /// # Errors
     /// Errors of the device.

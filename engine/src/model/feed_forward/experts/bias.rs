@@ -1,4 +1,4 @@
-//! The biases of experts, and of their products.
+//! The biases of experts.
 
 use device::Tensor;
 use device::ops::{AddExpertBias, ExpertBiasDots, ExpertBiasGradient, ExpertRows, RowWeights};
@@ -19,7 +19,8 @@ pub(super) struct Biases {
     up: Param,
     /// `(experts * hidden)`.
     down: Param,
-    /// Whether this rank adds the second ones. Of the ranks that share each expert the first does: their results are summed.
+    /// Whether this rank adds the biases of the second product. Of the ranks that share each expert the first does:
+    /// their results are summed.
     adds_down: bool,
 }
 
@@ -55,12 +56,13 @@ impl Biases {
         builder.of.shape.bias.then(biases)
     }
 
-    /// Adds those of the first product to its `rows`, `(rows, 2 ffn)`.
+    /// Adds the biases of the first product to the product's `rows`, `(rows, 2 ffn)`.
     pub(super) fn add_up(&self, cx: &StepContext<'_>, rows: Tensor, order: &ExpertRows) -> Result<()> {
         cx.run(AddExpertBias { rows, bias: self.up.weight, offsets: order.offsets, weights: None })
     }
 
-    /// Adds those of the second product to its `rows`, `(rows, hidden)`, which have the router's weights.
+    /// Adds the biases of the second product to the product's `rows`, `(rows, hidden)`, which have the router's
+    /// weights.
     pub(super) fn add_down(&self, cx: &StepContext<'_>, rows: Tensor, way: &Way) -> Result<()> {
         if !self.adds_down {
             return Ok(());
@@ -69,14 +71,15 @@ impl Biases {
         cx.run(AddExpertBias { rows, bias: self.down.weight, offsets: way.order.offsets, weights })
     }
 
-    /// Computes the gradient of the first ones, unless they are frozen.
+    /// Computes the gradient of the biases of the first product, unless the biases are frozen.
     pub(super) fn up_gradient(&self, cx: &StepContext<'_>, rows: Tensor, order: &ExpertRows) -> Result<()> {
         let Some(grad) = self.up.grad else { return Ok(()) };
         let accumulate = adds_to_gradients(cx);
         cx.run(ExpertBiasGradient { rows, offsets: order.offsets, weights: None, grad, accumulate })
     }
 
-    /// Computes the gradient of the second ones, unless they are frozen, and adds their part to that of the weights.
+    /// Computes the gradient of the biases of the second product, unless frozen, and adds the biases' part to the
+    /// gradient of the router's weights.
     pub(super) fn down_gradient(
         &self,
         cx: &StepContext<'_>,

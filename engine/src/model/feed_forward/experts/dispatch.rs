@@ -92,7 +92,7 @@ impl Dispatch {
         self.ranks.as_ref().map_or(1, |ranks| ranks.size())
     }
 
-    /// The number of this rank among those.
+    /// The number of this rank among the ranks that divide the experts.
     fn place(&self) -> usize {
         self.ranks.as_ref().map_or(0, |ranks| ranks.rank())
     }
@@ -102,7 +102,7 @@ impl Dispatch {
         self.experts / self.count()
     }
 
-    /// The order of rows by expert, and their weights.
+    /// The order of rows by expert, and the rows' weights.
     pub(super) fn way(&self, cx: &mut StepContext<'_>, routed: &Routed) -> Result<Way> {
         let chosen = routed.own;
         let (count, own) = (self.count(), self.own());
@@ -143,7 +143,7 @@ impl Dispatch {
         Ok(Way { order, weights, between: Between::Slots(slots), beyond })
     }
 
-    /// The rows of a pair of ranks that there is room for, and whether these may be too few.
+    /// The number of rows that there is room for between two ranks, and whether the room may be too small.
     fn room(&self, cx: &StepContext<'_>, tokens: usize, k: usize) -> (usize, bool) {
         // A token has at most one row for each expert.
         let most = tokens * k.min(self.own());
@@ -156,7 +156,7 @@ impl Dispatch {
         }
     }
 
-    /// Adds the rows that had no room to those of the step. A forward may run twice, so backward does it.
+    /// Adds the rows that had no room to the step's count of such rows. A forward may run twice, so backward does it.
     pub(super) fn count_rows_beyond(&self, cx: &mut StepContext<'_>, way: &Way) -> Result<()> {
         match (way.beyond, self.rows_beyond) {
             (Some(input), Some(total)) => cx.run(SumInto { input, total, accumulate: true }),
@@ -164,7 +164,7 @@ impl Dispatch {
         }
     }
 
-    /// The rows of this rank's experts, `(rows, width)`, from those of tokens `(batch, seq, width)`.
+    /// The rows of this rank's experts, `(rows, width)`, from the rows of tokens `(batch, seq, width)`.
     pub(super) fn rows(
         &self,
         cx: &mut StepContext<'_>,
@@ -241,7 +241,7 @@ impl Dispatch {
         self.scatter_sums(cx, name, partial, tokens.shape)
     }
 
-    /// The gradients of the weights of this rank's tokens, `(tokens, k)`, from those of [`Way::weights`].
+    /// The gradients of the weights of this rank's tokens, `(tokens, k)`, from the gradients of [`Way::weights`].
     pub(super) fn grad_weights(
         &self,
         cx: &mut StepContext<'_>,
@@ -262,7 +262,7 @@ impl Dispatch {
         Ok(grad_weights)
     }
 
-    /// The rows that other ranks have for this one: each sends its rows through slots.
+    /// The rows that other ranks have for this rank: each sends its rows through slots.
     fn to_slots(
         &self,
         cx: &mut StepContext<'_>,
@@ -275,7 +275,7 @@ impl Dispatch {
         self.exchange(cx, received, sent)
     }
 
-    /// The rows of this rank's experts, which all ranks put in their places.
+    /// The rows of this rank's experts, which all ranks write in place.
     fn to_experts(
         &self,
         cx: &mut StepContext<'_>,
@@ -334,7 +334,7 @@ impl Dispatch {
         Ok(output)
     }
 
-    /// The slots of all ranks for this one.
+    /// The slots of all ranks for this rank.
     fn exchange(&self, cx: &mut StepContext<'_>, name: &'static str, input: Tensor) -> Result<Tensor> {
         let communicator = self.communicator();
         let output = cx.tensor(name, input.shape, input.dtype)?;
@@ -343,14 +343,14 @@ impl Dispatch {
     }
 }
 
-/// So many rows, each a copy of its token's.
+/// The `count` rows that are copies of tokens' rows.
 fn gather(cx: &mut StepContext<'_>, name: &'static str, input: Tensor, rows: Tensor, count: usize) -> Result<Tensor> {
     let output = cx.tensor(name, [count, input.shape.last()], input.dtype)?;
     cx.run(GatherRows { input, rows, output })?;
     Ok(output)
 }
 
-/// The order by these experts of pairs with these choices, `(tokens, k)`.
+/// The order by expert, for `experts`, of the pairs with the choices `chosen`, `(tokens, k)`.
 fn sort(cx: &mut StepContext<'_>, chosen: Tensor, experts: Range<usize>) -> Result<ExpertRows> {
     let order = ExpertRows {
         offsets: cx.tensor("expert_offsets", [experts.len() + 1], DType::I32)?,

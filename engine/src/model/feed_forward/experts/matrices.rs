@@ -33,9 +33,10 @@ fn rows_8_bits(
 /// The matrices of all experts before they have memory.
 #[derive(Clone)]
 pub(super) struct MatricesSpec {
-    /// The beginning of the names of their parameters.
+    /// The beginning of the names of the matrices' parameters.
     pub(super) name: String,
-    /// Experts, packed matrices of an expert if there are several, and rows of one of them.
+    /// The number of experts, the number of packed matrices of an expert if there are several, and the rows of one
+    /// matrix.
     pub(super) rows: Vec<usize>,
     pub(super) columns: usize,
     /// What ranks divide within an expert.
@@ -94,7 +95,7 @@ impl MatricesSpec {
         params
     }
 
-    /// The matrices over their parameters, with so many experts on this rank.
+    /// The matrices over the parameters, with so many experts on this rank.
     pub(super) fn build(&self, builder: &LayerBuilder<'_>, experts: usize) -> Matrices {
         let param = |name: &str| builder.params.get(&format!("{}.{name}", self.name));
         let weight = param("weight");
@@ -126,7 +127,7 @@ pub(super) struct Matrices {
 }
 
 impl Matrices {
-    /// The inputs of experts, from those of tokens.
+    /// The inputs of experts, from the rows of tokens.
     pub(super) fn input(
         &self,
         cx: &mut StepContext<'_>,
@@ -145,12 +146,12 @@ impl Matrices {
         Ok(in_8_bits.map_or(Operand::Plain(rows), |in_8_bits| in_8_bits.beside(rows)))
     }
 
-    /// The inputs of experts, from these rows.
+    /// The inputs of experts, from `rows`.
     pub(super) fn input_of_rows(&self, cx: &mut StepContext<'_>, rows: Tensor) -> Result<Operand> {
         self.of_rows(cx, rows, self.param.fp8.as_ref().map(|fp8| fp8.input_as(cx)))
     }
 
-    /// The gradients of the outputs of experts, from those of tokens. `rows` are the same in 16 bits.
+    /// The gradients of the outputs of experts, from the gradients of tokens. `rows` are the same in 16 bits.
     pub(super) fn grad(
         &self,
         cx: &mut StepContext<'_>,
@@ -168,7 +169,7 @@ impl Matrices {
         }
     }
 
-    /// The gradients of the outputs of experts, from these rows.
+    /// The gradients of the outputs of experts, from `rows`.
     pub(super) fn grad_of_rows(&self, cx: &mut StepContext<'_>, rows: Tensor) -> Result<Operand> {
         self.of_rows(cx, rows, self.param.fp8.as_ref().map(|fp8| fp8.grad_output_as()))
     }
@@ -180,7 +181,7 @@ impl Matrices {
         }
     }
 
-    /// The outputs `(rows, n)` of inputs `(rows, k)`, with those of adapters in modes that have them.
+    /// The outputs `(rows, n)` of inputs `(rows, k)`, adapters included in modes that have adapters.
     pub(super) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -199,7 +200,7 @@ impl Matrices {
         Ok(output)
     }
 
-    /// The gradients `(rows, k)` of inputs, from those of outputs `(rows, n)`. The second value is for
+    /// The gradients `(rows, k)` of inputs, from the gradients of outputs `(rows, n)`. The second value is for
     /// [`Matrices::adapter_gradients`].
     pub(super) fn input_gradient(
         &self,
@@ -219,8 +220,8 @@ impl Matrices {
         Ok((grad_input, Some(of_adapter)))
     }
 
-    /// The gradients of adapters, from those of outputs and from inputs. The products of inputs with `A` are made again: they
-    /// are not kept for all rows.
+    /// The gradients of adapters, from the gradients of outputs and from inputs. The products of inputs with `A` are
+    /// made again: they are not kept for all rows.
     pub(super) fn adapter_gradients(
         &self,
         cx: &mut StepContext<'_>,
@@ -255,7 +256,7 @@ impl Matrices {
         Ok(out)
     }
 
-    /// The gradient of the matrices, unless they are frozen.
+    /// The gradient of the matrices, unless the matrices are frozen.
     pub(super) fn weight_gradient(
         &self,
         cx: &StepContext<'_>,

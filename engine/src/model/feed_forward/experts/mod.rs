@@ -150,9 +150,9 @@ struct FirstHalf {
     /// `(.., hidden)`: the tokens that this rank brings.
     input: Tensor,
     routed: Routed,
-    /// `None` if the second half computes it.
+    /// The order of rows by expert; `None` if the second half computes the order.
     way: Option<Way>,
-    /// The shared expert's output, unless only backward comes after, and the values that its backward needs.
+    /// The shared expert's output, unless only backward comes after, and the values that the expert's backward needs.
     shared: Option<(Option<Tensor>, Saved)>,
 }
 
@@ -166,7 +166,7 @@ struct SavedExperts {
     shared: Option<Saved>,
 }
 
-/// The normed values of a part that does not compute them itself.
+/// The stored normed values, for a part that does not compute normed values.
 fn stored(normed: &Normed) -> Tensor {
     match normed {
         Normed::Stored(normed) => *normed,
@@ -175,7 +175,7 @@ fn stored(normed: &Normed) -> Tensor {
 }
 
 impl ExpertFeedForward {
-    /// The first half; of the shared expert's forward as much as backward needs, or all of it.
+    /// The first half; of the shared expert's forward what backward needs, or all.
     fn choose(
         &self,
         cx: &mut StepContext<'_>,

@@ -100,9 +100,9 @@ pub(super) struct RouterLayer {
     router: Router,
     capacity: Option<Capacity>,
     per_token: usize,
-    /// The balance loss, and its sum over microbatches and layers.
+    /// The balance loss, and the loss's sum over microbatches and layers.
     balance: Option<(BalanceLoss, Tensor)>,
-    /// The multiplier of the z-loss, and its sum.
+    /// The multiplier of the z-loss, and the z-loss's sum.
     z_loss: Option<(f32, Tensor)>,
     share: TokenShare,
     /// Whether this rank adds the gradients of the router's losses. Ranks with tokens of their own all do; of ranks with the
@@ -169,7 +169,7 @@ impl RouterLayer {
         Ok(Routed { logits, chosen, kept, own, weights })
     }
 
-    /// The tokens here among those of the microbatch.
+    /// The tokens of this rank among the tokens of the microbatch.
     fn tokens(&self, cx: &StepContext<'_>) -> SampleTokens {
         let share = self.whole.as_ref().map_or(SequenceShare::WHOLE, |whole| whole.share);
         // Tokens that are generated are of no sample.

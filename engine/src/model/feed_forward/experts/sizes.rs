@@ -15,7 +15,8 @@ pub struct Experts {
     pub ffn: usize,
     /// Width of the shared expert, which every token passes too; 0: there is none.
     pub shared_ffn: usize,
-    /// Whether a block has experts, repeated over all blocks; empty if all have them. The others have a dense layer.
+    /// Whether a block has experts, repeated over all blocks; empty if all blocks have experts. The others have a dense
+    /// layer.
     pub pattern: Vec<bool>,
     /// How experts are chosen and weighed.
     pub router: Router,
@@ -25,12 +26,14 @@ pub struct Experts {
     /// whose rows need more is run again with room for all. `None`: each step has room for all. It matters to ranks that divide
     /// experts alone.
     pub row_budget: Option<f64>,
-    /// Each expert has a bias that is added to its score for the choice alone. Every step adds or subtracts this rate, and so
-    /// moves loads towards each other without a loss (Wang et al., 2024); f32 in kernels. `None`: there are no biases.
+    /// The rate of a bias that each expert adds to the expert's score for the choice alone. Every step adds or
+    /// subtracts this rate, and so moves loads towards each other without a loss (Wang et al., 2024); f32 in kernels.
+    /// `None`: there are no biases.
     pub bias_update_rate: Option<f64>,
     /// The loss that keeps the experts' loads equal, if there is one.
     pub balance: Option<BalanceLoss>,
-    /// The z-loss of the router is this times the mean square of its logits' logsumexp, over all tokens of a step; f32 in kernels. 0: there is none.
+    /// The multiplier of the router's z-loss: of the mean square of the logits' logsumexp, over all tokens of a step;
+    /// f32 in kernels. 0: there is none.
     pub z_loss_multiplier: f64,
 }
 
@@ -59,7 +62,7 @@ pub struct Capacity {
 choice! {
     /// The choices that an expert with too many keeps.
     pub enum Keeps {
-        /// Choices with the highest weights; of equal ones those of the first tokens.
+        /// Choices with the highest weights; among equal weights the choices of the first tokens.
         HighestWeights = "probs",
         /// Choices of the first tokens of the microbatch.
         FirstTokens = "position",
@@ -67,7 +70,8 @@ choice! {
 }
 
 impl Capacity {
-    /// The most choices of a microbatch that an expert takes, as Megatron rounds them. `choices` are those of all its tokens.
+    /// The most choices of a microbatch that an expert takes, rounded as in Megatron. `choices` are those of all its
+    /// tokens.
     pub fn choices(&self, choices: usize, experts: usize) -> usize {
         ((choices as f64 / experts as f64 * self.factor).ceil() as usize).max(1)
     }
@@ -78,7 +82,7 @@ impl Capacity {
 pub struct BalanceLoss {
     /// The loss's factor; f32 in kernels.
     pub multiplier: f64,
-    /// The tokens whose loads it compares.
+    /// The tokens whose loads the balance loss compares.
     pub over: BalanceGroup,
 }
 
@@ -89,7 +93,8 @@ choice! {
         Microbatch = "microbatch",
         /// The tokens of each sequence, or of each document if a sequence has several.
         Sequence = "sequence",
-        /// The tokens of all ranks' microbatches of the step, up to this one. Their scores are those of the microbatch.
+        /// The tokens of all ranks' microbatches of the step, up to the present microbatch. Their scores are those of
+        /// the microbatch.
         GlobalBatch = "global_batch",
     }
 }

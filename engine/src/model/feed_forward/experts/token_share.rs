@@ -14,16 +14,16 @@ use crate::model::buffers::all_rows;
 use crate::model::tensor_parallel::TensorParallel;
 use crate::step_policy::StepContext;
 
-/// The tokens of this rank, among those of the ranks that share a layer.
+/// The tokens of this rank, among the tokens of the ranks that share a layer.
 #[derive(Clone)]
 pub(super) struct TokenShare {
     parallel: TensorParallel,
-    /// This rank's part of the tokens; [`Place::ALONE`] if it brings all.
+    /// This rank's part of the tokens; [`Place::ALONE`] if the rank brings all tokens.
     pub(super) place: Place,
 }
 
 impl TokenShare {
-    /// The tokens of a rank, with experts that are divided as its mesh says.
+    /// The tokens of a rank, with experts that are divided as the rank's mesh says.
     ///
     /// # Panics
     /// If some of the ranks that share a layer share an expert, and not all.
@@ -47,7 +47,7 @@ impl TokenShare {
         }
     }
 
-    /// The tokens that this rank brings, from its rows of the residual stream.
+    /// The tokens that this rank brings, from this rank's rows of the residual stream.
     pub(super) fn take(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
         match self.place.has_others() {
             false => self.parallel.gather_rows(cx, name, rows),
