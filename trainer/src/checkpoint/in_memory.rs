@@ -20,7 +20,7 @@ use super::unfinished::{rename, sync_folder};
 use crate::config::CheckpointConfig;
 use crate::error::{RunError, file_error};
 
-/// The folder for the states of a run with these settings; `None` if it keeps none in memory.
+/// The folder for the states of a run with the given settings; `None` if the run keeps no state in memory.
 pub fn state_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
     launch::state_folder().filter(|_| settings.keeps_states())
 }
@@ -28,7 +28,7 @@ pub fn state_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
 /// The most states that are in memory at once: the newest, and a newer one that is being written.
 pub(crate) const MOST_STATES: usize = 2;
 
-/// How many states a run with these settings may add to those that are in memory already.
+/// How many states a run with the given settings may add to the states that are in memory already.
 pub(crate) fn states_to_come(settings: &CheckpointConfig) -> usize {
     let there = |folder: PathBuf| steps(&folder).map_or(0, |states| states.len());
     state_folder(settings).map_or(0, |folder| MOST_STATES.saturating_sub(there(folder)))

@@ -11,7 +11,7 @@ use crate::config::{CheckpointConfig, Resume};
 /// A format, and an entry of a folder that shows it.
 struct Format {
     name: &'static str,
-    /// How a user gets a model of Hugging Face from it.
+    /// How a user gets a model of Hugging Face from a checkpoint of the format.
     export: &'static str,
     /// Whether an entry of that name is one of the format.
     has: fn(&str, &DirEntry) -> bool,

@@ -152,7 +152,7 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     Ok(())
 }
 
-/// Bytes that are read at once, on all cores, before they go to the device.
+/// Bytes that are read at once, on all cores, on the way to the device.
 const AT_ONCE: usize = 512 << 20;
 
 /// Reads tensors on all cores, several at once: as many neighbours as have [`AT_ONCE`] bytes together, or one. The next
@@ -298,7 +298,7 @@ struct TensorFiles {
 }
 
 impl TensorFiles {
-    /// Opens the files of these parts.
+    /// Opens the files of the given parts.
     fn open<'p>(folder: &Path, parts: impl Iterator<Item = &'p &'p TensorEntry>) -> Result<TensorFiles, Damage> {
         let mut files = BTreeMap::new();
         for name in parts.map(|part| &part.file) {
@@ -311,7 +311,7 @@ impl TensorFiles {
         Ok(TensorFiles { open: files })
     }
 
-    /// The values of one part, from its file.
+    /// The values of one part, from the part's file.
     fn read(&self, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
         let name = &part.file;
         let (file, header) = &self.open[name];

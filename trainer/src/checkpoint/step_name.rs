@@ -27,8 +27,8 @@ pub(super) fn folder_name(path: &Path) -> Option<FolderName> {
     }
 }
 
-/// The steps of the checkpoint in a folder by its name; `None` for another name. A path such as `.` has the name of the
-/// folder that it leads to.
+/// The steps of the checkpoint in a folder, from the folder's name; `None` for another name. A path such as `.` has the
+/// name of the folder that it leads to.
 pub(super) fn step_of(folder: &Path) -> Option<usize> {
     let of = |path: &Path| match folder_name(path) {
         Some(FolderName::Checkpoint(step)) => Some(step),

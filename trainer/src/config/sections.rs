@@ -50,7 +50,7 @@ impl RunConfig {
     }
 }
 
-/// The values of a configuration by their keys, such as `optimizer.lr`. Unset options are absent.
+/// The values of a configuration by key, such as `optimizer.lr`. Unset options are absent.
 pub fn by_key(config: toml::Table) -> BTreeMap<String, Value> {
     let sections = config.into_iter().filter_map(|(section, content)| match content {
         Value::Table(content) => Some((section, content)),

@@ -6,7 +6,7 @@ use device::Checked;
 /// The numbers of things checked, all without a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// Graphs, and their operations.
+    /// The number of graphs, and of the graphs' operations.
     pub graphs: [u64; 2],
     /// Replays with a comparison of the code and its graph.
     pub compared: u64,

@@ -27,7 +27,8 @@ const MOST_PROMPTS: usize = 32;
 /// Tokens that are added to a prompt.
 const TOKENS: usize = 64;
 
-/// As `trainer sample` chooses them by default. The seed is the same each time, so that texts differ by the weights alone.
+/// The sampler that `trainer sample` has by default. The seed is the same each time, so that texts differ by the weights
+/// alone.
 const SAMPLER: Sampler = Sampler { temperature: 0.8, top_k: Some(200), top_p: None, seed: 1 };
 
 /// The prompts of a run.

@@ -1,4 +1,4 @@
-//! A training run, from its first to its last step.
+//! A training run, from the first to the last step.
 //!
 //! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
@@ -148,9 +148,9 @@ struct Trainer<'r> {
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
-    /// The time at which it read its command line.
+    /// The time at which the process read the command line.
     began: Instant,
-    /// The steps and samples submitted so far, those of earlier processes included.
+    /// The steps and samples submitted so far, earlier processes included.
     progress: Progress,
     /// The last submitted step, if the host has not waited for it yet.
     in_flight: Option<SubmittedStep>,
@@ -419,7 +419,7 @@ impl<'r> Trainer<'r> {
         })
     }
 
-    /// Waits for the submitted step, if there is one, and reports it.
+    /// Waits for the submitted step, if any, and reports the step.
     fn report_in_flight(&mut self) -> Result<(), RunError> {
         if let Some(step) = self.in_flight.take() {
             let done = self.wait(step)?;
@@ -469,7 +469,7 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     RunLog::open(&plan.config, session.progress().step, &carried, client).map_err(file("metrics.jsonl"))
 }
 
-/// Starts to read the batches of all remaining steps, on a thread of its own.
+/// Starts a thread that reads the batches of all remaining steps.
 fn prefetch(
     plan: &RunPlan,
     rank: usize,

@@ -1,4 +1,4 @@
-//! The memory that the state is copied to before it is written.
+//! The memory for a copy of the state, from which a save is written.
 
 use std::cell::Cell;
 
@@ -25,8 +25,8 @@ pub(super) struct CopyMemory {
 }
 
 impl CopyMemory {
-    /// Begins to lock memory for the state on a GPU, if the machine has room for it. All ranks of the run call it together;
-    /// of them `local_ranks` are on this machine.
+    /// Begins to lock memory for the state on a GPU, if the machine has room. All ranks of the run call it together; of
+    /// them `local_ranks` are on this machine.
     ///
     /// # Errors
     /// Errors of the device.

@@ -48,7 +48,7 @@ pub(crate) const LOG_LOCK: &str = "run.lock";
 /// The longest time for a network file system to show one node the writes of another.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether a run has locked one of these folders, its `logging.dir` and its `checkpoint.dir`.
+/// Whether a run has locked `logs`, a `logging.dir`, or `checkpoints`, a `checkpoint.dir`.
 pub fn is_in_use(logs: &Path, checkpoints: &Path) -> bool {
     is_locked(logs, LOG_LOCK) || is_locked(checkpoints, CHECKPOINTS)
 }
@@ -171,7 +171,7 @@ impl<'p> Session<'p> {
         Ok(session)
     }
 
-    /// The name of the run; only rank 0 has it.
+    /// The name of the run, on rank 0.
     pub fn run(&self) -> &str {
         self.origin.run.as_deref().unwrap_or_default()
     }
@@ -229,7 +229,7 @@ impl<'p> Session<'p> {
         folder.is_some_and(|folder| self.found.as_ref().is_some_and(|(path, _)| path.parent() == Some(folder)))
     }
 
-    /// The checkpoint to start from, if it is this run's own: one in its `checkpoint.dir` or its memory.
+    /// The checkpoint to start from, if the run's own: one in its `checkpoint.dir` or its memory.
     fn continued(&self) -> Option<&Found> {
         if self.starts_from_memory() {
             return self.found.as_ref();
@@ -261,7 +261,7 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// The settings that changed since the checkpoint that the run starts from, of those that numbers depend on.
+    /// The settings that numbers depend on and that changed since the checkpoint that the run starts from.
     pub fn changed_settings(&self) -> ChangedSettings {
         let before = self.found.as_ref().and_then(|(path, _)| config(path).ok());
         before.map_or_else(ChangedSettings::new, |before| changed_settings(&before, &self.origin.config))

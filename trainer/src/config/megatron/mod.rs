@@ -63,7 +63,7 @@ pub fn our_flag(key: &str, value: &str) -> String {
     }
 }
 
-/// The flags of ours that give options these values.
+/// The trainer's flags that give options the given values.
 pub fn our_flags(values: &[(&str, &str)]) -> String {
     values.iter().map(|(key, value)| our_flag(key, value)).collect::<Vec<_>>().join(" ")
 }

@@ -92,7 +92,7 @@ fn dataset(value: &Value, _: &Settings) -> Made {
     Err(format!("{} is loaded by torchtitan's own code; data here are files or folders", text(value)))
 }
 
-/// The ranks of a job, as far as its degrees say it.
+/// The ranks of a job, as far as the degrees of parallelism tell.
 pub(super) fn ranks(settings: &Settings) -> usize {
     let degrees =
         ["data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"];

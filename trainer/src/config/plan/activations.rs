@@ -49,7 +49,7 @@ impl PrintedActivations {
     }
 }
 
-/// The place of that name in a model whose layers have these modules.
+/// The hook's place of that name in a model whose layers have the given modules.
 fn hook_place(name: &str, modules: &[Vec<GraphModule>]) -> Option<HookPlace> {
     if name == "embedding" {
         return Some(HookPlace { layer: 0, module: None });

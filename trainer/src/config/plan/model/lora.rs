@@ -1,4 +1,4 @@
-//! The linear layers that have low-rank adapters, by the names that PEFT has for them.
+//! The linear layers that have low-rank adapters, by PEFT's names.
 
 use std::collections::BTreeSet;
 
@@ -26,12 +26,12 @@ pub struct AdaptedModule {
 }
 
 impl AdaptedModule {
-    /// The last part of its name, such as `q_proj`. PEFT takes it as a target.
+    /// The last part of the layer's name, such as `q_proj`. PEFT takes it as a target.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
 
-    /// Whether a target of PEFT means it: its name, or the end of its name after a dot.
+    /// Whether a target of PEFT means the layer: its name, or the end of its name after a dot.
     fn is_meant_by(&self, target: &str) -> bool {
         target == ALL
             || self.name == target
@@ -105,7 +105,7 @@ pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     Ok(modules)
 }
 
-/// The adapters of a configuration for a model of that shape; `None` if it has none.
+/// The adapters of a configuration for a model of that shape; `None` without adapters.
 ///
 /// # Errors
 /// The first rule that is broken.

@@ -26,7 +26,7 @@ pub struct ParallelPlan {
     pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
     pub blocks: Vec<usize>,
-    /// How the backward pass recomputes whole blocks; `None` if it does not.
+    /// How the backward pass recomputes whole blocks; `None` without such recomputation.
     pub recompute: Option<Recompute>,
     /// The layers of each chunk whose saved tensors lie on the host until backward.
     pub layers_on_host: usize,
@@ -95,7 +95,7 @@ impl ParallelConfig {
     }
 }
 
-/// What data-parallel ranks divide, if all else goes with it.
+/// What data-parallel ranks divide, if all other settings allow that.
 fn checked_sharding(config: &RunConfig) -> Result<Sharding, UserError> {
     let (parallel, sharding) = (&config.parallel, config.parallel.sharding());
     require(!parallel.distributed_optimizer || sharding > Sharding::Nothing, || {
