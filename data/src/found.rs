@@ -1,4 +1,4 @@
-//! From a path of data to its files: token files, or files of text.
+//! From a path of data to the path's files: token files, or files of text.
 
 use std::path::{Path, PathBuf};
 

@@ -16,7 +16,7 @@ use crate::splits::{Chosen, Purpose};
 pub(crate) struct TextFile {
     /// The file's path.
     pub(crate) path: PathBuf,
-    /// The user named its folder, not the file: it is left out if it is not UTF-8.
+    /// Whether the user named the file's folder, not the file: it is left out if it is not UTF-8.
     pub(crate) in_folder: bool,
 }
 

@@ -9,7 +9,7 @@ use parquet::file::reader::SerializedFileReader;
 
 use super::check::check_footer;
 
-/// A Parquet file with a description of itself that can be read.
+/// A Parquet file with a readable description.
 pub(crate) struct ParquetFile {
     pub(crate) name: String,
     pub(crate) reader: SerializedFileReader<File>,
@@ -20,7 +20,7 @@ pub(crate) struct ParquetFile {
 }
 
 impl ParquetFile {
-    /// Opens a file and checks its description of itself.
+    /// Opens a Parquet file and checks the file's description.
     ///
     /// # Errors
     /// The file cannot be read or is damaged.

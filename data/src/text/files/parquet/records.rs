@@ -43,7 +43,7 @@ pub(crate) struct ParquetRecords {
 }
 
 impl ParquetRecords {
-    /// Opens the columns that these records have.
+    /// Opens the columns that the given records have.
     ///
     /// # Errors
     /// The file cannot be read or is damaged, or its columns make no such record.
@@ -64,7 +64,7 @@ impl ParquetRecords {
         Ok(ParquetRecords { reader, file, name, columns, next_group: 0, group: None, rows: 0, unpacked })
     }
 
-    /// The next row as JSON, without the fields that it has no value for, and its number.
+    /// The next row as JSON, without the fields that have no value, and the row's number.
     ///
     /// # Errors
     /// The file cannot be read any more or is damaged, or a value cannot be written as JSON.
