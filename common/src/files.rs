@@ -31,7 +31,7 @@ pub fn open_unlinked(path: &Path) -> Result<File> {
     open(path, OFlags::NONBLOCK | OFlags::NOFOLLOW)
 }
 
-/// Opens a file to read and write it, from its first byte on. A missing file is made; existing content stays.
+/// Opens a file to read and write, from the first byte on. A missing file is made; existing content stays.
 ///
 /// # Errors
 /// Errors of the operating system. A link, a file with a second name, a pipe, a device or a folder.
@@ -39,7 +39,7 @@ pub fn open_to_change(path: &Path) -> Result<File> {
     open_to_write(path, File::options().read(true).write(true).truncate(false))
 }
 
-/// Opens a file so that every write goes to its end. A missing file is made.
+/// Opens a file so that every write goes to the file's end. A missing file is made.
 ///
 /// # Errors
 /// As [`open_to_change`].
@@ -47,7 +47,7 @@ pub fn open_to_append(path: &Path) -> Result<File> {
     open_to_write(path, File::options().append(true))
 }
 
-/// Opens an empty file to read and write it. Existing content is removed.
+/// Opens an empty file to read and write. Existing content is removed.
 ///
 /// # Errors
 /// As [`open_to_change`].

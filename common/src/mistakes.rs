@@ -33,7 +33,7 @@ impl Mistakes {
         }
     }
 
-    /// From now on, nothing is said about these settings, by their keys: a mistake hides their values.
+    /// From now on, nothing is said about the settings of the given keys: a mistake hides their values.
     pub fn doubt(&mut self, keys: impl IntoIterator<Item = &'static str>) {
         self.doubted.extend(keys);
     }

@@ -1,4 +1,4 @@
-//! How many cores a rank may use, and whether its launcher bound it to too few.
+//! The number of cores that a rank may use, and whether the launcher bound the rank to too few.
 
 use std::fs;
 

@@ -86,7 +86,7 @@ fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<&'static Names> 
 }
 
 impl RankEnv {
-    /// The first of `ranks` ranks on this machine, as no launcher has started them yet.
+    /// The first of `ranks` ranks on this machine, for a run that no launcher has started yet.
     pub fn local(ranks: usize) -> RankEnv {
         RankEnv { rank: 0, world_size: ranks, local_rank: 0, local_size: ranks, launcher: None }
     }

@@ -15,7 +15,7 @@ use crate::state_folder::remove_if_dead;
 /// The first part of the names that Open MPI (4 and 5) and NCCL give to their segments.
 const NAMES: [&str; 3] = ["vader_segment.", "sm_segment.", "nccl-"];
 
-/// Linux's command for the signal of a lease; the libc crate lacks it.
+/// Linux's command for the signal of a lease, which the libc crate lacks.
 const F_SETSIG: i32 = 10;
 
 /// Removes this user's segments of Open MPI and NCCL that no process has open, and Open MPI's session folders if their
@@ -112,7 +112,7 @@ mod tests {
     const MAPS: &str = "import mmap, sys; file = open(sys.argv[1], 'r+b'); memory = mmap.mmap(file.fileno(), 0); \
                         file.close(); print('ready', flush=True); sys.stdin.read()";
 
-    /// A process that has the file mapped until its standard input is closed.
+    /// A process that maps the file until the process's standard input is closed.
     fn holder_of(path: &Path) -> std::process::Child {
         let mut command = Command::new("python3");
         let command = command.args(["-c", MAPS]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -18,13 +18,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// How a supervised run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The run did all its steps.
+    /// The run did all steps.
     Done,
     /// The run has never begun, because the user's input is wrong. Starting again would not help.
     Refused,
-    /// The run failed too often without progress, or it failed after it was asked to end.
+    /// The run failed too often without progress, or failed after a request to end.
     Failed,
-    /// The run was asked to end, and did so before its last step. It can be continued.
+    /// The run was asked to end, and ended before the last step. It can be continued.
     Asked,
 }
 
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((supervise(&run, 1, &WatchSettings::default()).unwrap(), run.starts.get()), (Ending::Done, 2));
     }
 
-    /// A program that is there only for its first start.
+    /// A program that is there only for the program's first start.
     struct Away(Cell<usize>, Option<u64>);
 
     impl Supervised for Away {

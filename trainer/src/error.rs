@@ -126,7 +126,7 @@ pub enum SaveError {
         /// The operating system's error.
         error: IoError,
     },
-    /// Another rank could not write that rank's part. It says why.
+    /// Another rank could not write a part of the checkpoint. That rank says why.
     #[error("checkpoint {} was not written: another rank could not write its part", path.display())]
     Peer {
         /// The checkpoint's folder.

@@ -146,7 +146,7 @@ pub(super) fn check_files(config: &RunConfig, rank: usize, mistakes: &mut Mistak
     all_there
 }
 
-/// The data of a run, further sets of them, and the files that a Hugging Face model brings.
+/// The data of a run, further data sets, and the files that a Hugging Face model brings.
 type Opened = (Arc<dyn Source>, Vec<EvaluationSet>, Vec<KeptFile>);
 
 /// Opens the data of a run.
@@ -245,8 +245,8 @@ pub(super) fn log_filter(text: &str) -> Result<EnvFilter, UserError> {
     })
 }
 
-/// Brings all ranks together and does `work`, the same on all of them; returns the exit code. `command` has the settings of the
-/// command line alone, names and values; they are the same on all ranks.
+/// Brings all ranks together and does `work`, the same on all ranks; returns the exit code. `command` has the settings of
+/// the command line alone, names and values; they are the same on all ranks.
 pub(super) fn start(
     request: &TrainRequest,
     (plan, accelerator): (&RunPlan, &Accelerator),

@@ -20,7 +20,7 @@ fn joined(text: &str) -> Vec<String> {
     lines.lines().filter(|line| !line.starts_with('#')).map(str::to_string).collect()
 }
 
-/// A value of every feature, by its number.
+/// A value of every feature, by the value's number.
 type Case = Vec<usize>;
 
 /// The pairs of values in a case: two features, each with its value.

@@ -45,7 +45,7 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Takes a word if it is next.
+    /// Takes a word if the word is next.
     fn takes(&mut self, word: &str) -> bool {
         self.rest = self.rest.trim_start();
         let rest = self.rest.strip_prefix(word);
