@@ -1,5 +1,5 @@
-//! Files that other programs may have written or replaced, opened so that no path makes the process wait, fill its memory,
-//! or write to a file elsewhere.
+//! Files that other programs may have written or replaced, opened so that no path makes the process wait, fill memory, or
+//! write to a file elsewhere.
 //!
 //! Files that the trainer writes are regular files under names of their own. A link in the place of one is not followed, and
 //! a file with a second name is not written to: it may be any file of the user's.
@@ -129,7 +129,7 @@ pub fn read_at_most(file: File, most: u64) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Whether a name that a file gives is the name of another file in its folder, and no path to elsewhere.
+/// Whether a name that a file gives is the name of another file in the same folder, and no path to elsewhere.
 pub fn is_plain_name(name: &str) -> bool {
     let parts = !name.contains(['/', '\\']) && name != "." && name != "..";
     parts && !name.is_empty() && name.len() <= 255 && !name.chars().any(char::is_control)

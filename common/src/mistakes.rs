@@ -17,7 +17,7 @@ impl Mistakes {
         result.map_err(|error| self.add(error)).ok()
     }
 
-    /// Keeps an error, unless it names a setting with an unknown value, or is there already.
+    /// Keeps an error, unless the error names a setting with an unknown value, or is there already.
     pub fn add(&mut self, error: UserError) {
         if !error.together.is_empty() {
             return error.together.into_vec().into_iter().for_each(|error| self.add(error));

@@ -27,7 +27,7 @@ use crate::text::tokenizer::{Tokenizer, TokenizerCopy};
 use crate::vocabulary::Configured;
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and
-/// checks all of them. If names of files mark some as validation data, the dataset validates on these. Otherwise
+/// checks all files. If names of files mark some as validation data, the dataset validates on these. Otherwise
 /// `data.split` divides the dataset.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Batches read ahead of the step that needs them, by a thread of their own.
+//! Batches that a separate thread reads ahead of the steps.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -99,7 +99,7 @@ fn signal_group(group: Pid, signals: &[Signal]) {
     }
 }
 
-/// Has the child get SIGTERM when the thread that starts it ends.
+/// Has the child get SIGTERM when the thread that starts the child ends.
 fn end_with_parent(command: &mut Command) {
     let parent = std::process::id() as i32;
     // SAFETY: between fork and exec the closure makes system calls, and allocates nothing.

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::child::POLL;
 
-/// How long processes may take to end, before they are killed.
+/// How long processes may take to end before being killed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A process. Its number alone may be used again.
@@ -58,7 +58,7 @@ pub(crate) fn running(processes: impl IntoIterator<Item = i32>) -> Vec<Process> 
     processes.into_iter().filter_map(Process::of).collect()
 }
 
-/// Terminates processes, and kills those that are left after some time.
+/// Terminates processes, and kills the processes that are left after some time.
 pub(crate) fn end(processes: &[Process], also: impl Fn(Signal)) {
     for signal in [Signal::TERM, Signal::KILL] {
         if !processes.iter().any(Process::runs) {
@@ -83,7 +83,7 @@ fn stat(id: i32) -> Option<(String, u64)> {
     Some((fields.next()?.into(), fields.nth(18)?.parse().ok()?))
 }
 
-/// Whether a process has ended and its parent has not asked for its status.
+/// Whether a process has ended and the parent has not asked for the status.
 pub(crate) fn is_zombie(id: i32) -> bool {
     stat(id).is_some_and(|(state, _)| state == "Z")
 }

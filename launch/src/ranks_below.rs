@@ -1,4 +1,4 @@
-//! The ranks that a launcher has started below this process, and conditions that keep them from ending.
+//! The ranks that a launcher has started below this process, and conditions that keep ranks from ending.
 //!
 //! A launcher may outlive its ranks: mpirun has been seen to wait for ever in its own clean-up, and a stranger that
 //! begins a message on its port holds it up. Ranks may outlive their launcher too. A run has ended when both have.

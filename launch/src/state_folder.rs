@@ -66,7 +66,7 @@ impl StateFolder {
         &self.path
     }
 
-    /// Leaves the folder with its files under another name, so that no supervisor removes it. Returns the name.
+    /// Leaves the folder, with all files, under another name, so that no supervisor removes the folder. Returns the name.
     ///
     /// # Errors
     /// The operating system's. Then the folder is gone.

@@ -1,4 +1,4 @@
-//! Runs a command, and starts it again when it fails.
+//! Runs a command, and starts the command again after a failure.
 
 use std::io;
 use std::process::Command;
@@ -55,9 +55,9 @@ pub trait Supervised {
     fn say(&self, text: &str);
 }
 
-/// Starts the run, and again when it fails, until it succeeds or was started again `max_restarts` times in a row
-/// without progress. Before each start it removes shared memory that killed ranks have left, and temporary files that a
-/// killed mpirun has left.
+/// Starts the run, and again after each failure, until the run succeeds or was started again `max_restarts` times in a
+/// row without progress. Before each start it removes shared memory that killed ranks have left, and temporary files that
+/// a killed mpirun has left.
 ///
 /// Exit code 2 is final if the run has never begun: then the input is wrong. Later, or while another process has the run's
 /// folders, it is a failure like others: a file may be away for a moment.

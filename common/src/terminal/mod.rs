@@ -64,7 +64,7 @@ pub fn columns() -> Option<usize> {
     Stream::Output.look().columns
 }
 
-/// The variables that tell ranks below this process about the terminal that their lines go to.
+/// The variables that tell ranks below this process about the terminal for the ranks' lines.
 pub fn for_ranks() -> Vec<(&'static str, String)> {
     let told = Stream::ALL.iter().filter_map(|stream| Some((stream.variable(), stream.columns()?.to_string())));
     told.collect()

@@ -1,4 +1,4 @@
-//! The conversations of a dataset in memory, and what a row of a sample takes of them.
+//! The conversations of a dataset in memory, and what a row of a sample takes of the conversations.
 
 use std::ops::Range;
 

@@ -127,7 +127,7 @@ fn reachable(host: &str, outward: Option<IpAddr>) -> Vec<IpAddr> {
     all
 }
 
-/// This node's address on its default route, for nodes with a name that others cannot resolve. Nothing is sent: a
+/// This node's address on the default route, for nodes with a name that others cannot resolve. Nothing is sent: a
 /// connected datagram socket knows its own address.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;

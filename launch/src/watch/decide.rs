@@ -146,8 +146,8 @@ fn hanging(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Optio
     Some(Cause { rank, problem: Problem::Hangs { waiting, others: others.collect() } })
 }
 
-/// Whether `rank` has begun fewer transfers than `than` on a communicator that both use, so that `than` waits for it, or
-/// soon will.
+/// Whether `rank` has begun fewer transfers than `than` on a communicator that both use, so that `than` waits for `rank`,
+/// or soon will.
 fn is_behind(rows: &[RankStatus], rank: usize, than: usize) -> bool {
     let (Some(mine), Some(theirs)) = (&rows[rank].beat, &rows[than].beat) else { return false };
     if rank == than || rows[rank].left {

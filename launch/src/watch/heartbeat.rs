@@ -14,7 +14,7 @@ use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which the rank's progress is polled.
 const POLL: Duration = Duration::from_millis(100);
-/// By how much the rank at fault exits before the others, so that its exit code is the one that the launcher sees.
+/// By how much the rank at fault exits before the others, so that the launcher sees that rank's exit code.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
 /// The source of the thread's reports.

@@ -206,7 +206,7 @@ impl Receiver {
         Receiver { longest: LONGEST_OF_STRANGER, ..Receiver::new(stream) }
     }
 
-    /// The other side has proved that it belongs to this run. Returns a sender to it.
+    /// The other side has proved to belong to this run. Returns a sender to it.
     ///
     /// # Errors
     /// Errors of the operating system.

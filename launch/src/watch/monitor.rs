@@ -13,7 +13,7 @@ use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which all connections are polled.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a new connection may take to send its hello. A rank sends it at once; port scanners do not.
+/// How long a new connection may take to send a hello. A rank sends it at once; port scanners do not.
 const HELLO: Duration = Duration::from_secs(10);
 /// How many connections may be without a hello at a time.
 const STRANGERS: usize = 64;

@@ -206,7 +206,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     Ok(Prepared { plan, source, sets, files, accelerator })
 }
 
-/// Fails if steps are to be verified but their bits differ from run to run.
+/// Fails if steps are to be verified but the steps' bits differ from run to run.
 fn check_verifiable(plan: &RunPlan, accelerator: Accelerator) -> Result<(), UserError> {
     let repeats = accelerator == Accelerator::Host || plan.config.train.deterministic;
     require(!plan.verifies() || repeats, || {

@@ -25,7 +25,7 @@ const OF_ALL: f32 = 1e-6;
 /// An update is a difference of two weights, which are rounded to 24 bits.
 const OF_WEIGHT: f32 = 4.0 / (1 << 24) as f32;
 
-/// One rank in the run's number format is off its own f32 numbers by some error. Ranks round at other places, so they
+/// One rank in the run's number format is off that rank's f32 numbers by some error. Ranks round at other places, so they
 /// are off by an error of the same size and another direction: the two are at most twice the error apart, and the error
 /// of a shard of a parameter is no more than a few times that of the whole.
 const ERRORS: f32 = 3.0;

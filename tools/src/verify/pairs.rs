@@ -1,5 +1,5 @@
-//! Every layout trains as one rank does, whichever features meet in it: every pair of them meets in some case. And every
-//! number format does, in layouts of two and three axes.
+//! Every layout trains as one rank does, whichever features meet in the layout: every pair of them meets in some case.
+//! And every number format does, in layouts of two and three axes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

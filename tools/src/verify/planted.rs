@@ -33,7 +33,7 @@ enum Plant {
     Counted(Axis),
     /// Divided by the number of ranks of an axis.
     Divided(Axis),
-    /// The sum over the ranks of an axis that have other shards of the parameter, or have it already.
+    /// The sum over the ranks of an axis that have other shards of the parameter, or have the sum already.
     Summed(Axis),
     /// Changed so on all ranks of a layout, with the words that name the change.
     Changed(fn(Mesh, &mut [Gradient]), [&'static str; 2]),

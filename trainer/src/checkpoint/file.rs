@@ -4,7 +4,7 @@ use common::{Choice, choice};
 use data::CopiedFile;
 
 choice! {
-    /// The tensors of a file, by the word that its name begins with.
+    /// The tensors of a file, by the first word of the file's name.
     pub enum Tensors {
         /// Weights.
         Model = "model",

@@ -46,7 +46,7 @@ pub(super) fn remove(path: &Path) -> std::io::Result<()> {
     remove_files(&renamed)
 }
 
-/// Removes a folder with the files in it that checkpoints have, and nothing else.
+/// Removes a folder of a checkpoint's files, and nothing else.
 ///
 /// # Errors
 /// Operating system errors; the folder holds other files, which stay.

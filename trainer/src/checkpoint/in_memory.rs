@@ -75,7 +75,7 @@ pub(super) fn newer_state(
     newer
 }
 
-/// Whether the run that wrote a state has its checkpoints in `dir`.
+/// Whether the run that wrote a state has `dir` for checkpoints.
 fn is_of(state: &Path, dir: &Path) -> bool {
     let table = config(state).ok().and_then(|text| text.parse::<toml::Table>().ok());
     let named = table.as_ref().and_then(|table| table.get("checkpoint")?.get("dir")?.as_str());
@@ -117,7 +117,7 @@ pub fn copy_newest_state(memory: &Path, dir: &Path) -> Result<(Option<PathBuf>, 
     Ok((Some(path), newer.refused))
 }
 
-/// Copies all files of a state to a new folder and syncs them, the manifest last.
+/// Copies all files of a state to a new folder, the manifest last, and syncs each file.
 fn copy(state: &Path, manifest: &Manifest, folder: &Path) -> Result<(), WriteError> {
     empty_folder(folder).map_err(|error| WriteError(folder.into(), error))?;
     manifest.files.par_iter().try_for_each(|entry| match copy_file(state, &entry.name, folder)? == *entry {

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint that a rank has, and their places in memory.
+//! The tensors of a checkpoint that a rank has, and the tensors' places in memory.
 
 use device::{DType, Tensor};
 use engine::params::{CodeMemory, Param, Params, Slab};

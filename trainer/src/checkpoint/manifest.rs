@@ -220,7 +220,7 @@ impl Damage {
 }
 
 impl Manifest {
-    /// A manifest of this format, its own hash not yet set.
+    /// A manifest of this format, the manifest's hash not yet set.
     pub fn new(progress: Progress, applied: u32, skipped: u32) -> Manifest {
         let Progress { step, samples } = progress;
         Manifest { format: FORMAT, step, samples, applied, skipped, ..Manifest::default() }

@@ -1,4 +1,4 @@
-//! Files of a checkpoint as they are written. They are hashed and synced beside that.
+//! Files of a checkpoint during the writing. They are hashed and synced beside that.
 
 use std::fs::File;
 use std::io::{Error as IoError, Write};

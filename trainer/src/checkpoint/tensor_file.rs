@@ -173,7 +173,7 @@ impl Source for HostCopy {
     }
 }
 
-/// The values of a slab as a file has them.
+/// The values of a slab in the form of a file.
 fn content(slab: SlabMemory, source: &impl Source) -> device::Result<Content> {
     Ok(match slab {
         SlabMemory::Values(values) if values.dtype == DType::Bf16 => {
@@ -226,7 +226,7 @@ pub(super) fn tensor_entries(writers: &Writers, tensors: &[LocalTensor]) -> Vec<
     written(tensors).map(entry).collect()
 }
 
-/// The slabs that this rank writes, each with its tensor and its number within the tensor.
+/// The slabs that this rank writes, each with the tensor and the slab's number within the tensor.
 fn written(tensors: &[LocalTensor]) -> impl Iterator<Item = (&LocalTensor, usize, &Slab)> {
     tensors
         .iter()

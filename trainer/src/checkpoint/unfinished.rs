@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// How long a rank waits after a fault for the checkpoint that is being written.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The folders of a checkpoint, and its size.
+/// The folders and the size of a checkpoint.
 pub(super) struct Target {
     /// The folder of the run's checkpoints.
     pub(super) dir: PathBuf,
@@ -113,7 +113,7 @@ pub(super) struct UnfinishedSave {
     has_failed: bool,
 }
 
-/// What has become of a checkpoint since it was last asked.
+/// What has become of a checkpoint since the last question.
 pub(super) enum News {
     /// Nothing is known yet.
     None,

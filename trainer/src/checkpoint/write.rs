@@ -1,4 +1,4 @@
-//! Writing a checkpoint, so that it is complete or not there.
+//! Writes a checkpoint whole or not at all.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub struct SaveRequest<'s> {
     pub origin: &'s Arc<Origin>,
     /// The run's lines of metrics that could not be written elsewhere. Only the rank that leads writes them.
     pub metrics: &'s [u8],
-    /// The ranks that write, and their shares.
+    /// The ranks that write, and the share of each.
     pub writers: &'s Writers,
     /// When the checkpoint is written.
     pub occasion: Occasion,

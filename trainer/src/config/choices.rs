@@ -54,7 +54,7 @@ choice! {
         Llama3 = "llama3",
         /// YaRN: by the turns over the original context, and a factor of queries and keys.
         Yarn = "yarn",
-        /// YaRN without rounding the numbers of pairs, as gpt-oss has it.
+        /// YaRN without rounding the numbers of pairs, as in gpt-oss.
         YarnExact = "yarn_exact",
         /// All by the same factor.
         Linear = "linear",
@@ -233,7 +233,7 @@ choice! {
 choice! {
     /// How microbatches share memory.
     pub enum GraphMempool {
-        /// Each microbatch in flight has a slot of its own.
+        /// A separate slot for each microbatch in flight.
         PerMicrobatch = "per_microbatch",
         /// One plan over the whole step.
         Single = "single",

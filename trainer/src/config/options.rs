@@ -88,7 +88,7 @@ pub(crate) const fn option(
 }
 
 impl OptionSpec {
-    /// The flag and its other names.
+    /// All names of the flag.
     pub fn flags(&self) -> impl Iterator<Item = &'static str> {
         once(self.flag).chain(self.aliases.iter().copied())
     }

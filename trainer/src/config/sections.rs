@@ -82,7 +82,7 @@ impl CheckpointConfig {
 const STEP: &str = "step";
 
 impl DpoConfig {
-    /// Each step computes the references of its pairs, by the model without its adapters.
+    /// Each step computes the references of the step's pairs, by the model without adapters.
     pub fn references_in_step(&self) -> bool {
         self.references.as_deref() == Some(STEP)
     }

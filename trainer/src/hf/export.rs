@@ -123,8 +123,8 @@ impl Export<'_> {
         self.put_or_keep(SourceFile::Config, &config)
     }
 
-    /// The `config.json`, as `transformers` reads it: that of the model that training began with, but for keys that training
-    /// changed. It describes the model.
+    /// The exported `config.json`, in the form that `transformers` reads: that of the model that training began with, but
+    /// for keys that training changed. It describes the model.
     ///
     /// # Errors
     /// A `config.json` that would be read as another model.
@@ -162,7 +162,7 @@ impl Export<'_> {
         config
     }
 
-    /// The `config.json` of the model that training began with, and in it what training changed.
+    /// The `config.json` of the model that training began with, with the changes of training.
     fn changed(&self, model: &SourceModel, dtype: (String, Json)) -> Result<Json, UserError> {
         let mut config = model.config.clone();
         // A shorter context of training leaves the meaning of positions as it is.

@@ -24,7 +24,7 @@ pub struct TensorRows {
     pub rows: Range<usize>,
 }
 
-/// One of our parameters, and the tensors that hold it in files.
+/// One of our parameters, and the tensors with the parameter in files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Our name.

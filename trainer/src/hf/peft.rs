@@ -26,7 +26,7 @@ pub(super) struct PeftAdapters {
 /// Adapters that fit a model.
 pub(super) struct FittedAdapters {
     adapters: PeftAdapters,
-    /// Our parameters, and the tensors that hold them.
+    /// Our parameters, and the tensors of each in the file.
     entries: Vec<Entry>,
     /// The options of the model that describe the adapters.
     pub(super) options: ModelOptions,

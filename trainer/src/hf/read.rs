@@ -380,8 +380,8 @@ impl WeightFolder {
         DataType::named(dtype).ok_or_else(unknown)
     }
 
-    /// Fails unless the files have the tensors of all parameters, in their shapes, and no other: the model would not be the one
-    /// that was saved. Headers tell that.
+    /// Fails unless the files have the tensors of all parameters, in the right shapes, and no other: the model would not
+    /// be the one that was saved. Headers tell that.
     ///
     /// # Errors
     /// Names the tensor.

@@ -8,7 +8,7 @@ use device::Checked;
 pub struct Proof {
     /// The number of graphs, and of the graphs' operations.
     pub graphs: [u64; 2],
-    /// Replays with a comparison of the code and its graph.
+    /// Replays with a comparison of the code and the code's graph.
     pub compared: u64,
     /// The device's own checks.
     pub checked: Checked,

@@ -78,7 +78,7 @@ impl<'r> RandomSteps<'r> {
         &mut self.stage
     }
 
-    /// Submits the next step; also returns when its work was submitted.
+    /// Submits the next step; also returns when the step's work was submitted.
     ///
     /// # Errors
     /// See [`RunError`].

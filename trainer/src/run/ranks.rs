@@ -21,8 +21,8 @@ use crate::error::RunError;
 use crate::process_group::{Control, ProcessGroup};
 use crate::run::consistency::check_settings;
 
-/// How long a rank that refuses wrong input waits for the others, so that only one rank says why. This is how long it
-/// waits: the others may still read data, or hang.
+/// How long a rank that refuses wrong input waits for the others, so that only one rank says why. The
+/// others may still read data, or hang.
 const OTHERS_COME: Duration = Duration::from_secs(60);
 
 /// How the ranks of a run join.

@@ -67,8 +67,8 @@ fn file(config: &RunConfig) -> Option<PathBuf> {
     config.dpo.references.as_ref().map(PathBuf::from).or_else(in_checkpoints)
 }
 
-/// Gives the source's pairs their references: those of the file, or computed ones, which the file then keeps. All ranks
-/// call it together. Does nothing for a run without pairs.
+/// Gives a reference to each of the source's pairs: those of the file, or computed ones, which the file then keeps. All
+/// ranks call it together. Does nothing for a run without pairs.
 ///
 /// # Errors
 /// A file of other pairs or of another model; a run that goes on without its file.

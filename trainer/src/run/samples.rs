@@ -1,4 +1,4 @@
-//! Texts that the model writes while it trains, so that people see what it has learned.
+//! Texts that the model writes during training, so that people see what the model has learned.
 //!
 //! Rank 0 writes them, between two steps, with a memory for one text beside the run's own. The weights are the run's: they are
 //! read, and nothing else of the run is touched, so its numbers have the same bits with samples and without.

@@ -50,7 +50,7 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     Ok(stage)
 }
 
-/// Whether the run computes references before its first step.
+/// Whether the run computes references before the first step.
 fn keeps_references(plan: &RunPlan) -> bool {
     plan.config.data.kind().is_judged() && !plan.config.dpo.references_in_step()
 }

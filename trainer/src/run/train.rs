@@ -152,7 +152,7 @@ struct Trainer<'r> {
     began: Instant,
     /// The steps and samples submitted so far, earlier processes included.
     progress: Progress,
-    /// The last submitted step, if the host has not waited for it yet.
+    /// The last submitted step, if the host has not waited for that step yet.
     in_flight: Option<SubmittedStep>,
     /// The end of the last step that the host has waited for.
     last_end: Option<Instant>,
@@ -278,7 +278,7 @@ impl<'r> Trainer<'r> {
         Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, counts) })
     }
 
-    /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device.
+    /// Submits one step, and then waits for the step before. The host is never more than one step ahead of the device.
     fn train_step(&mut self) -> Result<(), RunError> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
@@ -328,7 +328,7 @@ impl<'r> Trainer<'r> {
         Ok(())
     }
 
-    /// Tells of graphs after the step that captured them. Each length of samples has its own; the first line is about all.
+    /// Tells of graphs after the step of the capture. Each length of samples has its own; the first line is about all.
     fn say_graphs(&mut self, length: Option<usize>) {
         let length = length.unwrap_or(self.plan.size.losses_per_sample);
         let is_first = self.graphs_told.is_empty();
@@ -447,7 +447,7 @@ fn sync_debug(plan: &RunPlan) -> SyncDebug {
     }
 }
 
-/// The first rank of each stage looks at the 8-bit tensors of its stage.
+/// The first rank of each stage looks at the stage's 8-bit tensors.
 fn fp8_watch(plan: &RunPlan, group: &ProcessGroup) -> Option<Fp8Watch> {
     let is_first = group.ranks.place(group.ranks.of_stage()).is_first();
     let delayed = plan.config.precision.fp8_recipe == Fp8Recipe::Delayed;

@@ -201,7 +201,7 @@ mod tests {
     use crate::splits::Purpose;
     use crate::text::files::text_files;
 
-    /// The form of the conversations of a path, and their texts with `[` and `]` around what is learned.
+    /// The form of the conversations of a path, and the conversations' texts with `[` and `]` around what is learned.
     fn read(path: &std::path::Path, records: Records<'_>) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
         let files = text_files("x", path, records, Purpose::Train)?.files;
         let template = || Ok(Rc::new(ChatTemplate::open(Some("chatml"), None, &Tokenizer::Bytes)?));

@@ -33,7 +33,7 @@ pub(crate) struct Conversation {
     pub(crate) counts: Vec<bool>,
     /// The label of an answer; without meaning in other records.
     pub(crate) is_desirable: bool,
-    /// The first answer of which the template leaves something out, and what is learned in its place, in words.
+    /// The first answer of which the template leaves something out, and what is learned instead, in words.
     pub(crate) lost: Option<String>,
 }
 

@@ -38,7 +38,7 @@ pub struct ChatTemplate {
     has_marks: bool,
 }
 
-/// A conversation that a template is rendering, whole or its first messages.
+/// A conversation that a template is rendering, whole or only the first messages.
 pub(crate) struct Rendering<'r> {
     renderer: &'r Renderer<'r>,
     /// Objects with `role`, `content` and the other keys that the template reads.

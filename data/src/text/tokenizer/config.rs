@@ -1,4 +1,4 @@
-//! Files of a tokenizer's folder beside `tokenizer.json`, and limits for reading all of them.
+//! Files of a tokenizer's folder beside `tokenizer.json`, and limits for reading all such files.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The part of a tokenizer.json that changes text before it is tokenised. A text may not grow without limit there: a few
+//! The part of a tokenizer.json that changes text before tokenising. A text may not grow without limit there: a few
 //! replacements in a row, each by a longer text, would fill any memory.
 
 use serde::{Deserialize, Deserializer};

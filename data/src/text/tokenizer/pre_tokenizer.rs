@@ -1,4 +1,4 @@
-//! The part of a tokenizer.json that splits text into words before they are tokenised.
+//! The part of a tokenizer.json that splits text into words before tokenising.
 
 use serde::{Deserialize, Deserializer};
 use tokenizers::pattern::Invert;

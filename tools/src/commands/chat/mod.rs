@@ -28,7 +28,7 @@ const READ_AT_A_TIME: usize = 256;
 /// A model to talk to, and how.
 #[derive(Clone, Debug)]
 pub struct ChatRequest {
-    /// The model, and how it chooses tokens. Each answer has the next seed.
+    /// The model, and how the model chooses tokens. Each answer has the next seed.
     pub generation: SampleRequest,
     /// The system message: instructions to the model before the first message.
     pub system: Option<String>,

@@ -34,7 +34,7 @@ const STEPS: usize = 12;
 /// How often each fitted number is set again, with the present value of the other number.
 const ROUNDS: usize = 3;
 
-/// A case and its measured time.
+/// A case and the measured time of the case.
 struct Measured {
     plan: RunPlan,
     /// Seconds of a step.

@@ -87,7 +87,7 @@ struct Trial {
     source: Tensor,
 }
 
-/// A kind of transfer, and whether its output lies in the place of its input.
+/// A kind of transfer, and whether the output lies in the place of the transfer's input.
 const FORMS: [(CollectiveKind, bool); 8] = [
     (CollectiveKind::AllReduceSum, true),
     (CollectiveKind::AllReduceSum, false),
@@ -223,7 +223,7 @@ fn values(device: &Device, tensor: &Tensor) -> Result<Vec<f32>> {
     })
 }
 
-/// A communicator that makes all transfers by its library.
+/// A communicator that makes all transfers by the library.
 #[derive(Debug)]
 struct Library(Rc<dyn Communicator>);
 

@@ -1,4 +1,4 @@
-//! Sums and products of numbers, as scripts and configurations write them: `5 * 8`, `6e-4 / 10`, `$((NODES * 8))`.
+//! Sums and products of numbers in scripts and configurations: `5 * 8`, `6e-4 / 10`, `$((NODES * 8))`.
 
 /// A number, whole or not.
 #[derive(Clone, Copy, Debug, PartialEq)]

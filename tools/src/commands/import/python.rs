@@ -1,5 +1,5 @@
-//! Assignments of a Python file, as nanoGPT's configurations have them: names, and literals or simple arithmetic. Nothing is
-//! executed.
+//! Assignments of a Python file, in the form of nanoGPT's configurations: names, and literals or simple arithmetic.
+//! Nothing is executed.
 
 use std::collections::BTreeMap;
 

@@ -193,8 +193,8 @@ impl<'p> Session<'p> {
         entry.map_or(Validated::default(), ValidationEntry::validated)
     }
 
-    /// The configuration of the checkpoint to start from, and how its data to train on differ. Only rank 0 has them. `None`
-    /// without a checkpoint, or if its configuration cannot be read.
+    /// The configuration of the checkpoint to start from, and the differences of the data to train on. Only rank 0 has
+    /// them. `None` without a checkpoint, or if its configuration cannot be read.
     pub fn before(&self) -> Option<(RunConfig, Vec<String>)> {
         let (path, manifest) = self.found.as_ref()?;
         let mut sources = ConfigSources::default();
@@ -218,7 +218,8 @@ impl<'p> Session<'p> {
         self.found.is_none()
     }
 
-    /// The step at which the run resumes itself; `None` if it starts at step 0 or from another run's checkpoint.
+    /// The step of the run's own checkpoint at which the run resumes; `None` for a start at step 0 or from another run's
+    /// checkpoint.
     pub fn continues_at(&self) -> Option<usize> {
         self.continued().map(|(_, manifest)| manifest.step)
     }
@@ -294,7 +295,7 @@ impl<'p> Session<'p> {
     }
 }
 
-/// Fails on all ranks if one of them does not see the mark that rank 0 left in `dir`. All ranks call it together.
+/// Fails on all ranks if any rank does not see the mark that rank 0 left in `dir`. All ranks call it together.
 fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result<(), UserError> {
     let mark = group.control.broadcast_text(0, mark);
     // Ranks of one machine see each other's writes at once.

@@ -1,4 +1,4 @@
-//! Megatron's flags that nothing here takes the place of, and those about what is always so here: `absent_flags.txt`.
+//! Megatron's flags that nothing here takes the place of, and flags about what is always so here: `absent_flags.txt`.
 
 use std::sync::LazyLock;
 

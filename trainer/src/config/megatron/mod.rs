@@ -23,7 +23,7 @@ pub fn groups() -> impl Iterator<Item = (&'static [&'static str], &'static Meani
     alone.chain(ABSENT_FLAGS.iter().map(|(meaning, flags)| (flags.as_slice(), meaning)))
 }
 
-/// Each flag with its effect here.
+/// Each flag with the flag's effect here.
 pub fn flags() -> impl Iterator<Item = (&'static str, &'static Meaning)> {
     groups().flat_map(|(flags, meaning)| flags.iter().map(move |flag| (*flag, meaning)))
 }

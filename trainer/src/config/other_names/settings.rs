@@ -1,4 +1,4 @@
-//! A setting of another trainer and its effect here; the settings of a file, and the options that are made of them.
+//! A setting of another trainer and the setting's effect here; the settings of a file, and the options that follow.
 
 use toml::{Table, Value};
 

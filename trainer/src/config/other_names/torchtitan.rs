@@ -122,7 +122,7 @@ fn batch(value: &Value, settings: &Settings) -> Made {
     Ok(vec![set("train.micro_batch_size", shown(local)), global])
 }
 
-/// Ranks that divide nothing have no groups that divide it.
+/// Without ranks that divide state there are no groups of such ranks.
 fn replicate(value: &Value, settings: &Settings) -> Made {
     match (number(value), settings.number("parallelism.data_parallel_shard_degree")) {
         (Some(1.0), _) | (_, Some(1.0)) => none(),

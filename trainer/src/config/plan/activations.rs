@@ -10,7 +10,7 @@ use super::model::ModelPlan;
 use crate::config::checks::require;
 use crate::config::{GraphScope, RecomputeGranularity, RunConfig};
 
-/// The outputs that are printed, with the names that the configuration gives them.
+/// The outputs that are printed, by the configuration's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrintedActivations(pub Vec<(String, HookPlace)>);
 

@@ -93,7 +93,7 @@ impl RunPlan {
         self.verifies() && (step + 1).is_multiple_of(self.config.cuda_graph.verify)
     }
 
-    /// Checks a configuration for `world_size` ranks and derives its sizes.
+    /// Checks a configuration for `world_size` ranks and derives the plan's sizes.
     ///
     /// # Errors
     /// Every rule that is broken.
@@ -268,8 +268,8 @@ impl RunPlan {
     }
 }
 
-/// The configuration with the numbers that follow from others, so that records of the run have them. Steps that are not
-/// known yet decide none.
+/// The configuration with the numbers that follow from others, so that records of the run have the numbers too. Steps
+/// that are not known yet decide none.
 fn with_rates(mut config: RunConfig, rate: &LearningRate) -> RunConfig {
     if config.train.epochs.is_none() {
         config.optimizer.warmup_steps = Some(rate.warmup);

@@ -13,7 +13,7 @@ use super::check::check_footer;
 pub(crate) struct ParquetFile {
     pub(crate) name: String,
     pub(crate) reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads it.
+    /// The same file, for checks before the library reads anything.
     pub(crate) file: File,
     /// The file's bytes.
     pub(crate) len: u64,

@@ -29,7 +29,7 @@ const ROWS: usize = 8;
 /// Reads the rows of a Parquet file from the first to the last.
 pub(crate) struct ParquetRecords {
     reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads it.
+    /// The same file, for checks before the library reads anything.
     file: File,
     name: String,
     /// The columns that are read.
@@ -97,7 +97,7 @@ impl ParquetRecords {
     }
 }
 
-/// A group of rows, with pages that are checked before the library reads them.
+/// A group of rows, with pages that are checked before the library reads anything.
 struct CheckedGroup<'g> {
     group: Box<dyn RowGroupReader + 'g>,
     file: &'g File,

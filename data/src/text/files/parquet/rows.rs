@@ -24,7 +24,7 @@ const BYTES: u64 = 64 << 20;
 /// Reads a column of a Parquet file from the first row to the last.
 pub(crate) struct ParquetRows {
     reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads it.
+    /// The same file, for checks before the library reads anything.
     file: File,
     name: String,
     key: String,

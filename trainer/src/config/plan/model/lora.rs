@@ -13,7 +13,7 @@ use crate::families;
 /// The target that means all linear layers of blocks, as in PEFT.
 const ALL: &str = "all-linear";
 
-/// A linear layer of the model's family, as its files have it.
+/// A linear layer of the model's family, as in the family's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedModule {
     /// The layer's name in a block without `.weight`, such as `self_attn.q_proj`. Those of all experts have one, such as

@@ -22,7 +22,7 @@ use crate::config::{
 pub struct ParallelPlan {
     /// All ranks, and the groups that share layers, have other stages, or share the batch.
     pub mesh: Mesh,
-    /// Each pipeline stage's part of the model, and the order of its work.
+    /// Each pipeline stage's part of the model, and the order of the stage's work.
     pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
     pub blocks: Vec<usize>,
