@@ -42,7 +42,7 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
     Price { latency: card.kernel.latency_us * 1e-6, work: work + ramp }
 }
 
-/// The price of a product, by the longer of multiplications, and of reads and writes. An epilogue's tensors come on top:
+/// The time of a product, the longer of multiplying, and of reading and writing. An epilogue's tensors come on top:
 /// the library's epilogues overlap with little, and a kernel of their own reads as much.
 fn product(op: &Op, gemm: &Gemm, card: &Card, tf32: bool) -> f64 {
     let bytes_per_second = card.memory.gb_per_s * 1e9;

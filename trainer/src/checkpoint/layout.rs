@@ -162,7 +162,7 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     all
 }
 
-/// A tensor of the given sizes that no rank has only in part.
+/// A tensor of the given sizes that ranks never divide.
 fn whole_tensor(role: Role, name: String, sizes: &[usize], memory: Tensor, writes: bool) -> LocalTensor {
     let elements = memory.elements();
     let mut whole = vec![Slab { offset: vec![0; sizes.len()], sizes: sizes.to_vec(), start: 0 }];

@@ -28,7 +28,7 @@ const SMALL: &str = "gpt2-124m-4x8";
 /// speed.
 const LARGE: [(&str, f64); 3] = [("gpt-1.3b-8x1", 60.0), ("gpt2-350m-16x1", 24.0), (SMALL, 0.0)];
 
-/// Steps of a case that are timed, and those before them.
+/// Timed steps of a case, and as many steps before.
 const STEPS: usize = 12;
 
 /// How often each fitted number is set again, with the present value of the other number.
