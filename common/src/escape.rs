@@ -14,13 +14,13 @@ pub fn one_line(text: &str) -> String {
     format!("{} ... ({} more characters)", escaped(&text[..end], |_| false), all - LONGEST)
 }
 
-/// The text with its line breaks and tabs. Other control characters, and characters that reorder text, become escapes: neither
-/// a terminal nor a page acts on the text.
+/// The text with line breaks and tabs kept. Other control characters, and characters that reorder text, become escapes:
+/// neither a terminal nor a page acts on the text.
 pub fn visible(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }
 
-/// Whether a terminal shows all of the text and acts on nothing in it.
+/// Whether a terminal shows all of the text and acts on no character.
 pub fn is_plain(text: &str) -> bool {
     !text.contains(needs_escape)
 }
@@ -59,8 +59,8 @@ fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
     shown
 }
 
-/// Control characters, those that change the direction of the text after them (Unicode Standard Annex 9), those that nobody
-/// sees, and those that are line breaks to some programs.
+/// Control characters, characters that change the direction of the text behind (Unicode Standard Annex 9), characters
+/// that nobody sees, and characters that are line breaks to some programs.
 fn needs_escape(character: char) -> bool {
     let reorders = matches!(character, '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     // Marks of direction are among those without width. A soft hyphen is one too, and so are tags, a second alphabet.

@@ -1,5 +1,5 @@
-//! Files that other programs may have written or replaced, opened so that no path makes the process wait, fill its memory,
-//! or write to a file elsewhere.
+//! Files that other programs may have written or replaced, opened so that no path makes the process wait, fill memory, or
+//! write to a file elsewhere.
 //!
 //! Files that the trainer writes are regular files under names of their own. A link in the place of one is not followed, and
 //! a file with a second name is not written to: it may be any file of the user's.
@@ -31,7 +31,7 @@ pub fn open_unlinked(path: &Path) -> Result<File> {
     open(path, OFlags::NONBLOCK | OFlags::NOFOLLOW)
 }
 
-/// Opens a file to read and write it, from its first byte on. A missing file is made; existing content stays.
+/// Opens a file to read and write, from the first byte on. A missing file is made; existing content stays.
 ///
 /// # Errors
 /// Errors of the operating system. A link, a file with a second name, a pipe, a device or a folder.
@@ -39,7 +39,7 @@ pub fn open_to_change(path: &Path) -> Result<File> {
     open_to_write(path, File::options().read(true).write(true).truncate(false))
 }
 
-/// Opens a file so that every write goes to its end. A missing file is made.
+/// Opens a file so that every write goes to the file's end. A missing file is made.
 ///
 /// # Errors
 /// As [`open_to_change`].
@@ -47,7 +47,7 @@ pub fn open_to_append(path: &Path) -> Result<File> {
     open_to_write(path, File::options().append(true))
 }
 
-/// Opens an empty file to read and write it. Existing content is removed.
+/// Opens an empty file to read and write. Existing content is removed.
 ///
 /// # Errors
 /// As [`open_to_change`].
@@ -129,7 +129,7 @@ pub fn read_at_most(file: File, most: u64) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Whether a name that a file gives is the name of another file in its folder, and no path to elsewhere.
+/// Whether a name that a file gives is the name of another file in the same folder, and no path to elsewhere.
 pub fn is_plain_name(name: &str) -> bool {
     let parts = !name.contains(['/', '\\']) && name != "." && name != "..";
     parts && !name.is_empty() && name.len() <= 255 && !name.chars().any(char::is_control)

@@ -7,7 +7,7 @@ pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// A line in as many lines as it needs to fit `columns`. It is divided at spaces. A word that is too long by itself, such as a
+/// A line, divided into lines that fit `columns`. It is divided at spaces. A word that is too long by itself, such as a
 /// path, is divided after a slash or a comma, or in the middle. All lines but the first are indented.
 pub fn wrap(line: &str, columns: usize, indent: usize) -> String {
     if width(line) <= columns {
@@ -41,7 +41,7 @@ pub fn wrap(line: &str, columns: usize, indent: usize) -> String {
     text
 }
 
-/// The place at which to divide a word if its first part may take so many columns: a byte index above 0.
+/// The place at which to divide a word if the first part may take so many columns: a byte index above 0.
 fn break_in(word: &str, columns: usize) -> usize {
     let (mut taken, mut last, mut after_mark) = (0, 0, 0);
     for (at, character) in word.char_indices() {

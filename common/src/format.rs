@@ -1,4 +1,4 @@
-//! Numbers and tables as people read them.
+//! Numbers and tables in a form for people.
 
 use crate::escape::one_line;
 use crate::fit::{width, wrap};

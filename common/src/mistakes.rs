@@ -17,7 +17,7 @@ impl Mistakes {
         result.map_err(|error| self.add(error)).ok()
     }
 
-    /// Keeps an error, unless it names a setting with an unknown value, or is there already.
+    /// Keeps an error, unless the error names a setting with an unknown value, or is there already.
     pub fn add(&mut self, error: UserError) {
         if !error.together.is_empty() {
             return error.together.into_vec().into_iter().for_each(|error| self.add(error));
@@ -33,7 +33,7 @@ impl Mistakes {
         }
     }
 
-    /// From now on, nothing is said about these settings, by their keys: a mistake hides their values.
+    /// From now on, nothing is said about the settings of the given keys: a mistake hides their values.
     pub fn doubt(&mut self, keys: impl IntoIterator<Item = &'static str>) {
         self.doubted.extend(keys);
     }

@@ -16,8 +16,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The result of `work`, or the message of its panic. The message is not printed. It is for libraries that panic on
-/// wrong input. Data that `work` changed must not be used after a panic.
+/// The result of `work`, or the message of the panic. The message is not printed. It is for libraries that panic on wrong
+/// input. Data that `work` changed must not be used after a panic.
 ///
 /// # Errors
 /// The message.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A request to end this process, shared by whoever makes it (a signal handler) and whoever looks for it (a loop).
+/// A request to end this process, shared by whoever makes the request (a signal handler) and whoever looks for requests
+/// (a loop).
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     asked: Arc<AtomicBool>,

@@ -8,13 +8,13 @@ use crate::escape::one_line;
 pub struct UserError {
     /// The thing and its value.
     pub what: String,
-    /// The rule it breaks.
+    /// The rule that the thing breaks.
     pub rule: String,
-    /// The change that makes it right.
+    /// The change that makes the input right.
     pub fix: String,
     /// A line for each wrong thing, if there are several.
     pub each: Vec<String>,
-    /// The errors that it tells together, if it is made of several.
+    /// The errors that this error tells together, if made of several.
     pub together: Box<[UserError]>,
 }
 

@@ -48,7 +48,7 @@ common::choice! {
 }
 
 impl RecordKind {
-    /// Whether the model learns from judged answers, compared with the model that it was.
+    /// Whether the model learns from judged answers, compared with the reference model.
     pub fn is_judged(self) -> bool {
         matches!(self, RecordKind::Pairs | RecordKind::Labelled)
     }
@@ -74,7 +74,7 @@ impl DataConfig {
         }
     }
 
-    /// The first option that is set of those about documents within samples of text.
+    /// The first set option about documents within samples of text.
     pub fn divides(&self) -> Option<&'static str> {
         let all = [
             ("data.reset_attention_mask", self.reset_attention_mask),
@@ -90,7 +90,7 @@ common::choice! {
     pub enum RawTokens {
         /// Such files are refused.
         None = "none",
-        /// 16-bit tokens, as nanoGPT writes them.
+        /// 16-bit tokens, in nanoGPT's form.
         U16 = "u16",
         /// 32-bit tokens.
         U32 = "u32",

@@ -1,4 +1,4 @@
-//! Errors of data while a run uses them.
+//! Errors of data during a run.
 
 /// Data cannot be read any more, changed, or cannot be written. Everything looked right when the run began: exit code 3.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -24,7 +24,7 @@ choice! {
         Validation = "left out, named as validation data",
         /// The files are test data.
         Test = "left out, named as test data",
-        /// The files' folder has files with names of splits, and these have none.
+        /// The files have no name of a split, in a folder where other files have such names.
         BesideSplits = "left out, beside files named as training data and as validation or test data (files that you name are read)",
         /// The files are not text.
         NotText = "left out, because neither UTF-8 text nor JSON lines",
@@ -43,12 +43,12 @@ choice! {
     pub enum NoDocument {
         /// Documents without a token.
         Empty = "their text is empty",
-        /// The text of the record is `null`, or missing in its row.
+        /// The text of the record is `null`, or missing in the row.
         Null = "their text is null",
     }
 }
 
-/// Files, by the statement about them, and documents that are left out.
+/// Files, by the statement about the files, and documents that are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileNotices {
     files: BTreeMap<Told, Vec<PathBuf>>,

@@ -1,4 +1,4 @@
-//! From a path of data to its files: token files, or files of text.
+//! From a path of data to the path's files: token files, or files of text.
 
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,9 @@ pub(crate) enum Found {
     Text(Chosen<TextFile>),
 }
 
-/// The paths, with each pattern such as `data/*.jsonl` replaced by its matches in sorted order, for patterns that no
-/// shell has expanded. A path that exists is no pattern. If both files of a Megatron dataset match, the index is left
-/// out.
+/// The paths, with each pattern such as `data/*.jsonl` replaced by the pattern's matches in sorted order, for patterns
+/// that no shell has expanded. A path that exists is no pattern. If both files of a Megatron dataset match, the index is
+/// left out.
 ///
 /// # Errors
 /// A pattern that matches nothing, or is none; a folder that cannot be read.

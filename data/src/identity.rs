@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Tokens of all its files.
+    /// Tokens of all files of the dataset.
     pub tokens: u64,
     /// SHA-256 in hexadecimal over the files in order: for a token file the number of tokens and the first and the last few,
     /// for text all tokens.

@@ -27,7 +27,7 @@ const SHOWN_CHARACTERS: usize = 160;
 /// Tokens that are read at a time.
 const PART: usize = 1 << 20;
 
-/// The data to inspect, and how they are read.
+/// The data to inspect, and how the data are read.
 #[derive(Clone, Debug)]
 pub struct InspectRequest {
     /// Files, folders and patterns, as in `data.path`.
@@ -36,7 +36,7 @@ pub struct InspectRequest {
     pub tokenizer: Option<String>,
     /// The token that ends a document. `None`: the tokenizer's.
     pub end_of_text: Option<String>,
-    /// The key of the text in JSON lines, or its column in Parquet files.
+    /// The key of the text in JSON lines, or the text's column in Parquet files.
     pub text_key: String,
     /// The type of tokens in files without a header.
     pub raw_tokens: RawTokens,
@@ -125,15 +125,15 @@ impl Total {
     }
 }
 
-/// What is printed about a path, and its counts.
+/// The text printed about a path, and the path's counts.
 type Summary = (String, Total);
 
-/// A stream of tokens as far as it was read.
+/// A stream of tokens, as far as read.
 #[derive(Default)]
 struct Seen {
     /// The first token that begins a document, if there is one.
     begin: Option<u32>,
-    /// The token that ends a document, if it is known.
+    /// The token that ends a document, if known.
     end: Option<u32>,
     tokens: u64,
     documents: u64,
@@ -326,7 +326,7 @@ fn conversations(
     Ok((summary, Total { files: files.len(), documents, tokens, learned }))
 }
 
-/// Lines below the name of their path.
+/// Lines below the name of a path.
 fn indented(lines: Vec<String>) -> String {
     lines.iter().map(|line| format!("  {line}\n")).collect()
 }

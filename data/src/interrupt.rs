@@ -6,7 +6,8 @@ use common::Stop;
 
 use crate::error::DataError;
 
-/// Fails if the process was asked to end while it writes `output`. The caller removes the partial output, as on any error.
+/// Fails if the process was asked to end during the writing of `output`. The caller removes the partial output, as on any
+/// error.
 ///
 /// # Errors
 /// The process was asked to end.

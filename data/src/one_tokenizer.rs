@@ -7,10 +7,10 @@ use common::UserError;
 
 use crate::text::tokenizer::TokenizerCopy;
 
-/// The tokenizer of a run's data, as far as they say.
+/// The tokenizer of a run's data, as far as the data tell.
 #[derive(Default)]
 pub(crate) struct OneTokenizer {
-    /// The tokenizer, after the name of the data that gave it first. Messages use this name.
+    /// The tokenizer, after the name of the data that gave the tokenizer first. Messages use this name.
     known: Option<(String, TokenizerCopy)>,
     /// Folders that were looked at.
     seen: HashSet<PathBuf>,

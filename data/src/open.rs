@@ -27,7 +27,7 @@ use crate::text::tokenizer::{Tokenizer, TokenizerCopy};
 use crate::vocabulary::Configured;
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and
-/// checks all of them. If names of files mark some as validation data, the dataset validates on these. Otherwise
+/// checks all files. If names of files mark some as validation data, the dataset validates on these. Otherwise
 /// `data.split` divides the dataset.
 ///
 /// # Errors
@@ -67,7 +67,7 @@ pub fn open_to_evaluate(paths: &Paths, data: &DataConfig, seq: usize, vocab: usi
     reader.source(paths, Mixture { blend: Blend::new(&[1.0], "data.path")?, datasets: Vec::new() }, Some(all))
 }
 
-/// The first `share` of a dataset's samples to train on, and the rest to validate on, if it is below 1.
+/// The first `share` of a dataset's samples to train on, and, for a share below 1, the rest to validate on.
 fn divided(samples: Dataset, share: f64, number: usize) -> Result<(Dataset, Option<Dataset>), UserError> {
     let all = samples.count();
     let (train, rest) = samples.split(share);
@@ -128,9 +128,9 @@ struct Reader<'d> {
     vocab: usize,
     /// Notices about the files of folders.
     of_files: FileNotices,
-    /// `data.tokenizer`, once it was needed. Reading one may take a second.
+    /// The tokenizer of `data.tokenizer`, once needed. Reading one may take a second.
     configured: Option<Rc<Tokenizer>>,
-    /// The template of conversations, once it was needed.
+    /// The template of conversations, once needed.
     template: Option<Rc<ChatTemplate>>,
     /// The tokenizer of the data opened so far.
     of_data: OneTokenizer,
@@ -140,7 +140,7 @@ struct Reader<'d> {
 
 /// The samples of a dataset.
 struct Samples<S> {
-    /// All, or all but those to validate on.
+    /// All samples, or all but the samples to validate on.
     samples: S,
     /// Samples of files that are named as validation data.
     validation: Option<S>,
@@ -166,7 +166,7 @@ impl<'d> Reader<'d> {
         }
     }
 
-    /// The source of these samples, read from `paths`.
+    /// The source of the given samples, read from `paths`.
     fn source(
         mut self,
         paths: &Paths,
@@ -223,7 +223,7 @@ impl<'d> Reader<'d> {
         })
     }
 
-    /// All samples of the datasets of an option, for a purpose that divides none of them.
+    /// All samples of the datasets of an option, for a purpose that divides no dataset.
     fn mixture(&mut self, key: &str, paths: &Paths, purpose: Purpose) -> Result<Mixture, UserError> {
         let (weights, all) = self.datasets(key, paths, purpose)?;
         let datasets = all.into_iter().map(|Samples { samples, .. }| samples).collect();
@@ -250,7 +250,7 @@ impl<'d> Reader<'d> {
         Ok((weights, opened.collect::<Result<_, _>>()?))
     }
 
-    /// The paths named by these paths and patterns.
+    /// The paths that the given paths and patterns name.
     fn paths(&mut self, key: &str, paths: &[&str], purpose: Purpose) -> Result<Vec<String>, UserError> {
         let all = expanded(key, paths)?;
         if purpose != Purpose::Evaluate {

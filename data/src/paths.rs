@@ -52,7 +52,7 @@ impl Paths {
         one.into_iter().chain(several.iter().filter_map(PathItem::path))
     }
 
-    /// The paths, or the shares of a blend, in words; empty if they are neither.
+    /// The paths, or the shares of a blend, in words; empty without either.
     pub fn in_words(&self) -> String {
         match self {
             Paths::One(path) => path.clone(),

@@ -1,4 +1,4 @@
-//! Batches read ahead of the step that needs them, by a thread of their own.
+//! Batches that a separate thread reads ahead of the steps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use device::{HostValues, Staging};
 use crate::error::DataError;
 use crate::source::{Source, Split};
 
-/// Batches that are ready and wait for their step.
+/// Batches that are ready and wait for a step.
 const AHEAD: usize = 2;
 
 /// Batches in memory at once: the ready ones, the one being read, and those of the steps under way.
@@ -60,7 +60,7 @@ impl Prefetch {
         Ok(Prefetch { batches: Some(batches), thread: Some(thread) })
     }
 
-    /// The next step's batch, and how long this waited for it.
+    /// The next step's batch, and the time of waiting for the batch.
     ///
     /// # Errors
     /// The error that the thread met while it read this batch.
@@ -76,7 +76,7 @@ impl Prefetch {
         }
     }
 
-    /// How the thread ended, after it did.
+    /// How the reading thread ended.
     fn end(&mut self) -> String {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => format!("panicked: {}", panic_text(&*panic)),

@@ -28,7 +28,7 @@ pub enum Split {
 pub struct Epoch {
     /// Samples of a pass.
     pub samples: u64,
-    /// The conversations in them, if they are conversations.
+    /// The conversations of a pass, if the samples are conversations.
     pub conversations: Option<u64>,
 }
 
@@ -82,8 +82,8 @@ pub trait Source: Send + Sync {
     /// The data changed since they were opened, or cannot be read any more.
     fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError>;
 
-    /// The counts of samples `first..first + count`, of those to evaluate on as far as there are so many. `None` if all targets
-    /// of all samples count, nothing is padding, and each sample is one document.
+    /// The counts of samples `first..first + count`, of samples to evaluate on as far as there are so many. `None` if all
+    /// targets of all samples count, nothing is padding, and each sample is one document.
     ///
     /// # Errors
     /// Samples that are not there, or data that cannot be read any more.
@@ -144,7 +144,7 @@ pub trait Source: Send + Sync {
         &[]
     }
 
-    /// The tokenizer that made the tokens, if it is known.
+    /// The tokenizer that made the tokens, if known.
     fn tokenizer(&self) -> Option<&TokenizerCopy> {
         None
     }

@@ -1,5 +1,5 @@
-//! Files of one folder that are for training, for validation and for tests, told apart by their names, as the package
-//! `datasets` of Hugging Face does it.
+//! Files of one folder for training, for validation and for tests, told apart by name as in the package `datasets` of
+//! Hugging Face.
 //!
 //! A name says a split by a whole word, its first or its last one: `train-00000-of-00003.parquet`, `valid.jsonl`,
 //! `fineweb_val_000001.bin`, a folder `test`. `training-notes.txt` says none. Names count only if a folder has training
@@ -132,7 +132,7 @@ enum Place {
     /// In no folder that has splits.
     Whole,
     Split(Named),
-    /// In a folder that has splits, and in none of them.
+    /// In a folder that has splits, and in no split.
     Beside,
 }
 
@@ -170,7 +170,7 @@ fn names(top: &Path, file: &Path) -> Vec<(PathBuf, String)> {
     below.components().map(pair).collect()
 }
 
-/// The split that a name says by its first or its last word. Numbers and the extensions of files are no words.
+/// The split that a name says by the first or the last word. Numbers and the extensions of files are no words.
 fn named(name: &str) -> Option<Named> {
     let says = |word: &str| match word.to_ascii_lowercase().as_str() {
         "train" => Some(Named::Train),

@@ -1,4 +1,4 @@
-//! The vocabulary of the data of a run, before they are opened.
+//! The vocabulary of a run's data, before the data are opened.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::text::conversation::{ChatTemplate, WithMarkers, markers};
 use crate::text::files::Records;
 use crate::text::tokenizer::{Tokenizer, TokenizerCopy};
 
-/// `data.tokenizer`, and what `data.add_special_tokens` adds to it.
+/// The tokenizer of `data.tokenizer`, and what `data.add_special_tokens` adds to the tokenizer.
 pub(crate) struct Configured {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) new_tokens: Range<usize>,

@@ -28,7 +28,7 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// Whether this process was asked to end meanwhile.
     pub(crate) asked: bool,
-    /// Why this process had to end it, if it had to: it would have gone on for ever.
+    /// Why this process had to end the child, if so: it would have gone on for ever.
     pub(crate) trouble: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn listen() -> io::Result<Signals> {
     Signals::new([SIGTERM, SIGINT, SIGUSR1])
 }
 
-/// Runs a command to its end, and passes `signals` on meanwhile.
+/// Runs a command to the end, and passes `signals` on meanwhile.
 ///
 /// The first signal asks the run to end, by SIGUSR1. The second one terminates the child's process group, and the third
 /// one kills it. Processes that are stopped go on to take the first two. If this process dies, the child is terminated.
@@ -99,7 +99,7 @@ fn signal_group(group: Pid, signals: &[Signal]) {
     }
 }
 
-/// Has the child get SIGTERM when the thread that starts it ends.
+/// Has the child get SIGTERM when the thread that starts the child ends.
 fn end_with_parent(command: &mut Command) {
     let parent = std::process::id() as i32;
     // SAFETY: between fork and exec the closure makes system calls, and allocates nothing.
@@ -115,7 +115,7 @@ fn end_with_parent(command: &mut Command) {
     }
 }
 
-/// The exit code of a process, as a shell has it: 128 and the number of the signal that ended it.
+/// The exit code of a process, as in a shell: 128 and the number of the signal that ended it.
 pub(crate) fn exit_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(3)
 }

@@ -1,4 +1,4 @@
-//! How many cores a rank may use, and whether its launcher bound it to too few.
+//! The number of cores that a rank may use, and whether the launcher bound the rank to too few.
 
 use std::fs;
 
@@ -22,8 +22,8 @@ fn bound_cores(process: &str) -> Option<usize> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(count)
 }
 
-/// A notice if mpirun bound this rank to fewer cores than its share of those that mpirun itself may run on, as it does with
-/// up to two ranks unless it is told otherwise. `None` if the user chose the binding.
+/// A notice if mpirun bound this rank to fewer cores than the rank's share of mpirun's own cores, as happens with up to
+/// two ranks unless mpirun is told otherwise. `None` if the user chose the binding.
 pub fn binding_notice(env: &RankEnv) -> Option<String> {
     let by_mpirun = matches!(env.launcher, Some(Launcher::OpenMpi | Launcher::Hydra));
     // Open MPI passes its option `--bind-to` on to the ranks in this variable.

@@ -9,7 +9,7 @@ pub struct RankEnv {
     pub rank: usize,
     /// The number of ranks.
     pub world_size: usize,
-    /// The number of this rank on its node, from 0.
+    /// The number of this rank on the node, from 0.
     pub local_rank: usize,
     /// The number of ranks on this node.
     pub local_size: usize,
@@ -86,13 +86,13 @@ fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<&'static Names> 
 }
 
 impl RankEnv {
-    /// The first of `ranks` ranks on this machine, as no launcher has started them yet.
+    /// The first of `ranks` ranks on this machine, for a run that no launcher has started yet.
     pub fn local(ranks: usize) -> RankEnv {
         RankEnv { rank: 0, world_size: ranks, local_rank: 0, local_size: ranks, launcher: None }
     }
 
-    /// Whether a launcher started ranks, and all of them are on this node. A shell in a step of Slurm is no rank: it may
-    /// start ranks on other nodes.
+    /// Whether a launcher started ranks, all on this node. A shell in a step of Slurm is no rank: it may start ranks on
+    /// other nodes.
     pub fn is_one_node(&self) -> bool {
         let started = self.launcher == Some(Launcher::OpenMpi) || self.world_size > 1;
         started && self.local_size == self.world_size

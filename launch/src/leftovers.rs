@@ -12,15 +12,15 @@ use rustix::process::geteuid;
 use crate::shared_memory::SHARED_MEMORY;
 use crate::state_folder::remove_if_dead;
 
-/// The first part of the names that Open MPI (4 and 5) and NCCL give to their segments.
+/// The first part of the names of segments of Open MPI (4 and 5) and NCCL.
 const NAMES: [&str; 3] = ["vader_segment.", "sm_segment.", "nccl-"];
 
-/// Linux's command for the signal of a lease; the libc crate lacks it.
+/// Linux's command for the signal of a lease, which the libc crate lacks.
 const F_SETSIG: i32 = 10;
 
-/// Removes this user's segments of Open MPI and NCCL that no process has open, and Open MPI's session folders if their
-/// mpirun is gone. Ranks that are killed together with their launcher leave theirs, of some MiB each, until nothing
-/// fits into the shared memory of a container. A killed supervisor leaves the state of its run.
+/// Removes this user's segments of Open MPI and NCCL that no process has open, and Open MPI's session folders whose
+/// mpirun is gone. Ranks that are killed together with their launcher leave theirs, of some MiB each, until nothing fits
+/// into the shared memory of a container. A killed supervisor leaves the state of its run.
 pub(crate) fn remove_leftovers() {
     remove_unused_in(Path::new(SHARED_MEMORY));
     for (_, path) in own_entries(Path::new(SHARED_MEMORY), Metadata::is_dir) {
@@ -73,7 +73,7 @@ fn own_entries(folder: &Path, is_kind: fn(&Metadata) -> bool) -> Vec<(String, Pa
     named.filter(|(_, path)| is_own(path)).collect()
 }
 
-/// This user's regular files in a folder and the folders inside it.
+/// This user's regular files in a folder and in inner folders.
 fn own_files_below(folder: &Path) -> Vec<(String, PathBuf)> {
     let mut files = own_entries(folder, Metadata::is_file);
     files.extend(own_entries(folder, Metadata::is_dir).iter().flat_map(|(_, inner)| own_files_below(inner)));
@@ -108,11 +108,11 @@ mod tests {
 
     use super::*;
 
-    /// A process that maps the file and has closed its descriptor, as Open MPI does.
+    /// A process that maps the file and has closed the file's descriptor, as Open MPI does.
     const MAPS: &str = "import mmap, sys; file = open(sys.argv[1], 'r+b'); memory = mmap.mmap(file.fileno(), 0); \
                         file.close(); print('ready', flush=True); sys.stdin.read()";
 
-    /// A process that has the file mapped until its standard input is closed.
+    /// A process that maps the file until the process's standard input is closed.
     fn holder_of(path: &Path) -> std::process::Child {
         let mut command = Command::new("python3");
         let command = command.args(["-c", MAPS]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,4 +1,4 @@
-//! Processes of this machine, as `/proc` shows them.
+//! Processes of this machine, from `/proc`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::child::POLL;
 
-/// How long processes may take to end, before they are killed.
+/// How long processes may take to end before being killed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A process. Its number alone may be used again.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Process {
     pub(crate) id: i32,
-    /// The time of its start, in clock ticks since boot.
+    /// The time of the process's start, in clock ticks since boot.
     started: u64,
 }
 
 impl Process {
-    /// `None` if it has ended.
+    /// The process of that id; `None` after the process's end.
     pub(crate) fn of(id: i32) -> Option<Process> {
         let (state, started) = stat(id)?;
         (state != "Z" && state != "X").then_some(Process { id, started })
@@ -31,7 +31,7 @@ impl Process {
         Process::of(self.id) == Some(*self)
     }
 
-    /// Whether a signal has stopped it. A debugger's stop is none.
+    /// Whether a signal has stopped the process. A debugger's stop is none.
     pub(crate) fn is_stopped(&self) -> bool {
         stat(self.id).is_some_and(|(state, _)| state == "T")
     }
@@ -45,7 +45,7 @@ impl Process {
         }
     }
 
-    /// Whether it has a thread of that name.
+    /// Whether the process has a thread of that name.
     pub(crate) fn has_thread(&self, name: &str) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.id)).into_iter().flatten().flatten();
         let mut names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
@@ -58,7 +58,7 @@ pub(crate) fn running(processes: impl IntoIterator<Item = i32>) -> Vec<Process> 
     processes.into_iter().filter_map(Process::of).collect()
 }
 
-/// Terminates processes, and kills those that are left after some time.
+/// Terminates processes, and kills the processes that are left after some time.
 pub(crate) fn end(processes: &[Process], also: impl Fn(Signal)) {
     for signal in [Signal::TERM, Signal::KILL] {
         if !processes.iter().any(Process::runs) {
@@ -75,7 +75,7 @@ pub(crate) fn end(processes: &[Process], also: impl Fn(Signal)) {
     }
 }
 
-/// The state of a process as one letter, and the time of its start. `None` if it is gone.
+/// The state of a process as one letter, and the time of the process's start. `None` if it is gone.
 fn stat(id: i32) -> Option<(String, u64)> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     // The second field is the program's name in parentheses. It may hold any characters.
@@ -83,7 +83,7 @@ fn stat(id: i32) -> Option<(String, u64)> {
     Some((fields.next()?.into(), fields.nth(18)?.parse().ok()?))
 }
 
-/// Whether a process has ended and its parent has not asked for its status.
+/// Whether a process has ended and the parent has not asked for the status.
 pub(crate) fn is_zombie(id: i32) -> bool {
     stat(id).is_some_and(|(state, _)| state == "Z")
 }
@@ -100,8 +100,8 @@ fn program(process: i32) -> Option<OsString> {
     path.file_name().map(ToOwned::to_owned)
 }
 
-/// The children of a process, their children, and so on. Each thread has its own: mpirun starts many ranks from several
-/// threads.
+/// The children of a process, the children's children, and so on. Each thread has its own: mpirun starts many ranks from
+/// several threads.
 pub(crate) fn descendants(process: i32) -> Vec<i32> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());

@@ -1,4 +1,4 @@
-//! The ranks that a launcher has started below this process, and conditions that keep them from ending.
+//! The ranks that a launcher has started below this process, and conditions that keep ranks from ending.
 //!
 //! A launcher may outlive its ranks: mpirun has been seen to wait for ever in its own clean-up, and a stranger that
 //! begins a message on its port holds it up. Ranks may outlive their launcher too. A run has ended when both have.
@@ -17,18 +17,19 @@ use crate::strangers::{Reach, stranger};
 use crate::watch::WatchSettings;
 use crate::watch::joining::THREAD as JOINING;
 
-/// How long a launcher may go on after the last of its ranks. It takes a fraction of a second, and longer on a busy machine.
+/// How long a launcher may go on after the last of the launcher's ranks. It takes a fraction of a second, and longer on a
+/// busy machine.
 const DESERTED: Duration = Duration::from_secs(10);
 /// How long a stranger may hold up the start. A port scanner goes before that.
 const HELD_UP: Duration = Duration::from_secs(30);
 /// The interval at which ranks are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a launcher may take to start its ranks. Until then they are looked for all the time: those of a launcher that is
-/// killed right after it has started them must be known.
+/// How long a launcher may take to start all ranks. Until then they are looked for all the time: those of a launcher that
+/// is killed right after it has started them must be known.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// The ranks below a launcher, as far as they are on this machine and below its process. Ranks are other processes of this
-/// program.
+/// The ranks below a launcher, as far as on this machine and below the launcher's process. Ranks are other processes of
+/// this program.
 pub(crate) struct RanksBelow {
     launcher: i32,
     /// Every rank seen so far.
@@ -54,7 +55,7 @@ struct Limits {
 struct Lasting(Duration);
 
 impl Lasting {
-    /// Whether it has lasted for `limit`, if it `holds` now. `passed` is the time since the previous call.
+    /// Whether a condition that `holds` now has lasted for `limit`. `passed` is the time since the previous call.
     fn reaches(&mut self, limit: Duration, holds: bool, passed: Duration) -> bool {
         self.0 = if holds { self.0 + passed } else { Duration::ZERO };
         self.0 >= limit
@@ -121,7 +122,7 @@ impl RanksBelow {
         }
     }
 
-    /// Ends the launcher and everything below it. The caller waits for the launcher.
+    /// Ends the launcher and every process below. The caller waits for the launcher.
     pub(crate) fn end_launcher(&self) {
         let all: Vec<Process> = running(std::iter::once(self.launcher).chain(descendants(self.launcher)));
         end(&all, |signal| {
@@ -131,7 +132,7 @@ impl RanksBelow {
         });
     }
 
-    /// Ends the ranks that have outlived their launcher, so that they do not hold resources that the next start needs.
+    /// Ends the ranks that have outlived the launcher, so that the resources are free for the next start.
     pub(crate) fn end_ranks(&self) {
         let begun = Instant::now();
         while self.seen.iter().any(Process::runs) && begun.elapsed() < PATIENCE {

@@ -10,7 +10,7 @@ pub(crate) const SHARED_MEMORY: &str = "/dev/shm";
 /// A segment of Open MPI. Each rank makes one, and fails if so much is not free.
 const SEGMENT: u64 = (4 << 20) + 4096;
 
-/// What ranks use of their segments (measured with 2 to 32 ranks: 78 to 98 KiB).
+/// What ranks use of shared segments (measured with 2 to 32 ranks: 78 to 98 KiB).
 const IN_USE: u64 = 128 << 10;
 
 /// Variables with which a user has Open MPI exchange messages elsewhere.

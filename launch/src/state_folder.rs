@@ -13,19 +13,19 @@ use crate::shared_memory::SHARED_MEMORY;
 /// The first part of the folders' names.
 const PREFIX: &str = "trainer-state-";
 
-/// The variable that tells a run its folder.
+/// The environment variable that tells a run the state folder.
 const VARIABLE: &str = "TRAINER_STATE_FOLDER";
 
-/// The last part of the name of a folder that outlives its supervisor.
+/// The last part of the name of a folder that outlives the supervisor.
 const KEPT: &str = "kept";
 
-/// The folder that the supervisor of this process made for the run's state; `None` without one, or if this process does not
-/// see it.
+/// The folder that the supervisor of this process made for the run's state; `None` without a supervisor, or if this
+/// process does not see the folder.
 pub fn state_folder() -> Option<PathBuf> {
     std::env::var_os(VARIABLE).map(PathBuf::from).filter(|folder| folder.is_dir())
 }
 
-/// Tells a command of its run's folder, or that it has none: the folder of another supervisor is not its own.
+/// Tells a command of the run's folder, or that the run has none: the folder of another supervisor is not its own.
 pub fn give_state_folder(folder: Option<&StateFolder>, command: &mut Command) {
     match folder {
         Some(folder) => command.env(VARIABLE, &folder.path),
@@ -66,7 +66,7 @@ impl StateFolder {
         &self.path
     }
 
-    /// Leaves the folder with its files under another name, so that no supervisor removes it. Returns the name.
+    /// Leaves the folder, with all files, under another name, so that no supervisor removes the folder. Returns the name.
     ///
     /// # Errors
     /// The operating system's. Then the folder is gone.
@@ -87,7 +87,7 @@ impl Drop for StateFolder {
     }
 }
 
-/// Removes a folder of [`StateFolder`] if its supervisor is dead. Returns whether it did.
+/// Removes a folder of [`StateFolder`] if the folder's supervisor is dead. Returns whether it did.
 pub(crate) fn remove_if_dead(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(PREFIX));
     let is_named = name.and_then(|name| name.split_once('-')).is_some_and(|(process, random)| {

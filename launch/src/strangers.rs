@@ -1,4 +1,4 @@
-//! Connections to a launcher's ports that are of no process of its run.
+//! Connections to a launcher's ports that belong to no process of the run.
 //!
 //! Open MPI's mpirun listens for its ranks, its daemons and for tools. It waits without a limit for the rest of what a
 //! connection begins to say, on threads that all ranks need. So a stranger that connects during the start and sends
@@ -8,10 +8,10 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-/// The possible origins of connections to a launcher while it starts ranks.
+/// The possible origins of connections to a launcher during the start of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// All its ranks are on this machine, and below it: every other connection is a stranger's.
+    /// All ranks of the launcher are on this machine, and below the launcher: every other connection is a stranger's.
     ThisMachine,
     /// Daemons on other machines connect too. Only connections to a loopback address are known to be strangers'.
     OtherMachines,
@@ -75,7 +75,7 @@ fn is_loopback(address: &str) -> bool {
     address.split_once(':').is_some_and(|(host, _)| host.len() == 8 && host.ends_with("7F"))
 }
 
-/// The process that has a socket, if this user may see it.
+/// The process that has a socket, if this user may see the process.
 fn owner(row: &Row<'_>) -> String {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut ids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

@@ -1,4 +1,4 @@
-//! Runs a command, and starts it again when it fails.
+//! Runs a command, and starts the command again after a failure.
 
 use std::io;
 use std::process::Command;
@@ -18,13 +18,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// How a supervised run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The run did all its steps.
+    /// The run did all steps.
     Done,
     /// The run has never begun, because the user's input is wrong. Starting again would not help.
     Refused,
-    /// The run failed too often without progress, or it failed after it was asked to end.
+    /// The run failed too often without progress, or failed after a request to end.
     Failed,
-    /// The run was asked to end, and did so before its last step. It can be continued.
+    /// The run was asked to end, and ended before the last step. It can be continued.
     Asked,
 }
 
@@ -55,9 +55,9 @@ pub trait Supervised {
     fn say(&self, text: &str);
 }
 
-/// Starts the run, and again when it fails, until it succeeds or was started again `max_restarts` times in a row
-/// without progress. Before each start it removes shared memory that killed ranks have left, and temporary files that a
-/// killed mpirun has left.
+/// Starts the run, and again after each failure, until the run succeeds or was started again `max_restarts` times in a
+/// row without progress. Before each start it removes shared memory that killed ranks have left, and temporary files that
+/// a killed mpirun has left.
 ///
 /// Exit code 2 is final if the run has never begun: then the input is wrong. Later, or while another process has the run's
 /// folders, it is a failure like others: a file may be away for a moment.
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!((supervise(&run, 1, &WatchSettings::default()).unwrap(), run.starts.get()), (Ending::Done, 2));
     }
 
-    /// A program that is there only for its first start.
+    /// A program that is there only for the program's first start.
     struct Away(Cell<usize>, Option<u64>);
 
     impl Supervised for Away {

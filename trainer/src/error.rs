@@ -1,4 +1,4 @@
-//! The errors that end a command, and their exit codes.
+//! The errors that end a command, and the exit codes.
 
 use std::io::Error as IoError;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub enum RunError {
          diverged, or use --compute f32"
     )]
     NotFinite {
-        /// The data, as the user named them.
+        /// The user's name of the data.
         data: String,
         /// The loss.
         loss: f64,
@@ -105,7 +105,7 @@ pub enum SaveError {
     Space {
         /// The checkpoint's folder.
         path: PathBuf,
-        /// Bytes of all its files.
+        /// Bytes of all files of the checkpoint.
         needed: u64,
         /// Bytes free in `checkpoint.dir`.
         free: u64,
@@ -126,7 +126,7 @@ pub enum SaveError {
         /// The operating system's error.
         error: IoError,
     },
-    /// Another rank could not write its part. It says why.
+    /// Another rank could not write a part of the checkpoint. That rank says why.
     #[error("checkpoint {} was not written: another rank could not write its part", path.display())]
     Peer {
         /// The checkpoint's folder.

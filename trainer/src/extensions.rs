@@ -58,7 +58,7 @@ impl Extensions {
     pub const NONE: Extensions =
         Extensions { options: &[], optimizers: &[], parts: &[], losses: &[], sources: &[], sinks: &[], families: &[] };
 
-    /// Makes these the extensions of this process. Called once, before anything asks for options.
+    /// Installs the extensions in this process. Called once, before anything asks for options.
     ///
     /// # Panics
     /// Names that stand twice, keys of options that do not begin with `own.`, or a second call: faults of the program.

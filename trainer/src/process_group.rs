@@ -7,11 +7,11 @@ use launch::watch::Watch;
 use launch::watch::activity::Activity;
 use parallel::{Ranks, World};
 
-/// All ranks of a run, as one of them sees them: its number, its communicators, and control messages.
+/// All ranks of a run, in the view of one rank: its number, its communicators, and control messages.
 pub struct ProcessGroup {
-    /// The rank's place in the mesh, and its communicators.
+    /// The rank's place in the mesh, and the rank's communicators.
     pub ranks: Rc<Ranks>,
-    /// The number of ranks on this machine, this one included.
+    /// The number of ranks on this machine, this rank included.
     pub local_size: usize,
     /// Threads of the host device.
     pub threads: usize,

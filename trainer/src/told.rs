@@ -7,8 +7,8 @@ use common::terminal::{PRINTED, say, warn};
 /// Warnings of before logging began; `None` since then.
 static EARLIER: Mutex<Option<Vec<String>>> = Mutex::new(Some(Vec::new()));
 
-/// Prints a notice or a warning on standard error, and writes it to the log. If logging has not begun, it is written when that
-/// begins.
+/// Prints a notice or a warning on standard error, and adds the line to the log. If logging has not begun, it is written
+/// when that begins.
 pub fn tell(line: &str) {
     warn(line);
     match EARLIER.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
@@ -17,7 +17,7 @@ pub fn tell(line: &str) {
     }
 }
 
-/// Prints a line of a run's progress on standard output, and writes it to the log.
+/// Prints a line of a run's progress on standard output, and adds the line to the log.
 pub(crate) fn say_and_log(line: &str) {
     say(line);
     tracing::info!(target: PRINTED, "{line}");

@@ -13,7 +13,7 @@ pub(super) fn is_error(line: &str) -> bool {
     line.starts_with("error: ") || line.starts_with("error on rank ")
 }
 
-/// The line with its one part that stands out, if it has any.
+/// The line with the one part that stands out, if any.
 pub(super) fn highlighted(line: &str) -> String {
     match accent(line) {
         Some((part, style)) => {

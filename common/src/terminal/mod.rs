@@ -40,8 +40,8 @@ pub fn warn(text: &str) {
     print_line(Stream::Errors, text);
 }
 
-/// Shows a status line below all others, in place of the one before, if a terminal reads; an empty text removes it. An
-/// error removes it too.
+/// Shows a status line below all others, in place of the status line before, if a terminal reads; an empty text removes
+/// the status line. An error removes it too.
 pub fn status(text: &str) {
     let text = visible(text);
     let before = std::mem::replace(&mut *locked(&STATUS), text.clone());
@@ -64,7 +64,7 @@ pub fn columns() -> Option<usize> {
     Stream::Output.look().columns
 }
 
-/// The variables that tell ranks below this process about the terminal that their lines go to.
+/// The variables that tell ranks below this process about the terminal for the ranks' lines.
 pub fn for_ranks() -> Vec<(&'static str, String)> {
     let told = Stream::ALL.iter().filter_map(|stream| Some((stream.variable(), stream.columns()?.to_string())));
     told.collect()
@@ -93,7 +93,7 @@ fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes lines on a thread of its own. Only this thread may be held up.
+/// Writes lines on a separate thread. Only this thread may be held up.
 struct Printer {
     lines: Sender<String>,
     written: Receiver<()>,
@@ -145,7 +145,7 @@ impl Write for Screen {
     }
 }
 
-/// Writes text as it is and flushes it. Returns false if the reader has gone away: it has read all it wanted.
+/// Writes text unchanged, and flushes `out`. Returns false if the reader has gone away: it has read all it wanted.
 ///
 /// # Errors
 /// Any other reason why the text cannot be written.

@@ -12,7 +12,7 @@ use crate::fit::{cut, wrap};
 /// Lines are never longer than this: longer ones are hard to read.
 const WIDEST: usize = 120;
 
-/// Goes to the beginning of the line and erases it.
+/// Goes to the beginning of the line and erases the line.
 const ERASE: &str = "\r\u{1b}[K";
 
 /// One of the two streams that a process prints to.
@@ -25,7 +25,7 @@ pub(super) enum Stream {
 impl Stream {
     pub(super) const ALL: [Stream; 2] = [Stream::Output, Stream::Errors];
 
-    /// The variable by which `trainer launch` tells its ranks the width of the terminal for their lines. mpirun stands
+    /// The variable by which `trainer launch` tells ranks the width of the terminal for the ranks' lines. mpirun stands
     /// between: a rank itself sees a pipe, or a terminal of no size.
     pub(super) fn variable(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Lines of text as this stream gets them, with the status line after them.
+    /// Lines of text for this stream, followed by the status line.
     pub(super) fn lines(self, text: &str, status: &str) -> String {
         let mut shown = String::new();
         if self.draws {

@@ -29,7 +29,7 @@ impl DataFile {
         Ok(DataFile { file, len })
     }
 
-    /// Bytes of the file when it was opened.
+    /// Bytes of the file at opening.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -52,14 +52,14 @@ impl DataFile {
     }
 }
 
-/// Reads a file of data, or a part of it, from its first to its last byte.
+/// Reads a data file, or a part of the file, from the first to the last byte.
 pub(crate) struct Sequential<'f> {
     file: &'f DataFile,
     /// The next byte to read from the file.
     at: u64,
     end: u64,
     bytes: Vec<u8>,
-    /// How many of these bytes were taken.
+    /// How many of `bytes` were taken.
     taken: usize,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct ShardWriter {
     pub(crate) foreign: Vec<PathBuf>,
 }
 
-/// The file that a writer makes in its partial folder, and locks.
+/// The file that a writer makes and locks in the partial folder.
 const MARK: &str = ".trainer-writes";
 
 struct Shard {
@@ -97,7 +97,7 @@ impl ShardWriter {
         write().map_err(|error| failed(&path, &error))
     }
 
-    /// Closes the last file and gives the folder its name. A folder of that name must not exist, or be empty.
+    /// Closes the last file and gives the folder the final name. A folder of that name must not exist, or be empty.
     ///
     /// # Errors
     /// An error of the operating system. Then nothing is left behind.

@@ -63,7 +63,7 @@ impl TokenType {
     }
 }
 
-/// Bytes at a file's beginning, and as many at its end, that identify it.
+/// Bytes at a file's beginning, and as many at the end, that identify the file.
 const IDENTIFYING_BYTES: usize = 4096;
 
 /// Files are checked in chunks of this many bytes.
@@ -84,7 +84,7 @@ pub(crate) enum Storage {
 pub(crate) struct Tokens {
     /// The tokens' name in messages.
     pub(crate) name: String,
-    /// The place of their bytes. Other bytes may lie before and after.
+    /// The place of the tokens' bytes. Other bytes may lie before and after.
     pub(crate) storage: Storage,
     /// The tokens' type.
     pub(crate) kind: TokenType,
@@ -182,8 +182,8 @@ impl Tokens {
         Err(self.outside(id, None, vocab))
     }
 
-    /// Adds the identity of these tokens to a hash: their number, then all tokens in memory, or the first and the last
-    /// few of a file, because a file may be larger than memory.
+    /// Adds the tokens' identity to a hash: their number, then all tokens in memory, or the first and the last few of a
+    /// file, because a file may be larger than memory.
     ///
     /// # Errors
     /// The file cannot be read any more.
@@ -205,7 +205,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// Smallest and largest token; 0 counts as one of them.
+    /// The smallest and the largest of 0 and the tokens.
     fn range(&self, bytes: &[u8]) -> (i64, i64) {
         let (mut smallest, mut largest) = (0, 0);
         self.kind.decode(bytes, |id| (smallest, largest) = (id.min(smallest), id.max(largest)));

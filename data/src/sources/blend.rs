@@ -10,7 +10,7 @@ const PERIOD: usize = 1 << 16;
 pub struct Blend {
     /// For each sample of a period: its dataset, and how many samples before it in the period come from the same dataset.
     pattern: Vec<(u32, u32)>,
-    /// For each dataset, the places of its samples in a period.
+    /// For each dataset, the places of the dataset's samples in a period.
     places: Vec<Vec<u32>>,
 }
 
@@ -61,7 +61,7 @@ impl Blend {
         Ok(Blend { pattern, places })
     }
 
-    /// The dataset of sample `number`, and how many samples before it come from the same dataset.
+    /// The dataset of sample `number`, and how many earlier samples come from the same dataset.
     pub fn at(&self, number: u64) -> (usize, u64) {
         let period = self.pattern.len() as u64;
         let (dataset, before) = self.pattern[(number % period) as usize];

@@ -21,11 +21,12 @@ use crate::text::conversation::Conversation;
 #[derive(Clone)]
 pub struct Conversations {
     all: Arc<Stored>,
-    /// The numbers of their units in `all`. A unit is a record: a sample has one or several, and each stays whole.
+    /// The numbers in `all` of the conversations' units. A unit is a record: a sample has one or several, and each stays
+    /// whole.
     range: Range<usize>,
     /// The units of each sample, numbered from the start of `range`. `None` if a sample is one conversation.
     packs: Option<Arc<Packs>>,
-    /// For each pair, once they are known.
+    /// The reference model's log-probabilities of each pair, once known.
     references: Arc<OnceLock<Vec<ReferenceLogps>>>,
 }
 
@@ -35,21 +36,21 @@ pub(crate) struct Builder {
     pub(crate) counts: Counts,
 }
 
-/// Counts of units and their tokens.
+/// Counts of units and of the units' tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) read: u64,
     /// Longer than a sample.
     pub(crate) cut: u64,
-    /// Whose answers begin behind a sample's end, so they are not trained on.
+    /// Units that are not trained on, because the answers begin behind a sample's end.
     pub(crate) beyond: u64,
     /// Without an answer that is learned.
     pub(crate) unlearned: u64,
     /// Inputs of a sample that would hold the answers of every conversation.
     pub(crate) needed: u64,
-    /// Tokens of those that are trained on, after cutting.
+    /// Tokens of the units that are trained on, after cutting.
     pub(crate) tokens: u64,
-    /// Targets among them.
+    /// Targets among the tokens.
     pub(crate) targets: u64,
 }
 
@@ -213,7 +214,7 @@ impl Conversations {
         self.packs.is_none().then(|| self.all.inputs_of(at))
     }
 
-    /// The values of a row that are about its pairs.
+    /// The number of a row's values about pairs.
     fn of_pairs(&self) -> usize {
         if self.all.kind.is_judged() { self.all.most * PairLoss::COLUMNS } else { 0 }
     }
@@ -289,7 +290,7 @@ impl Conversations {
         *real = begin as i32;
     }
 
-    /// The rows of samples from `first` on, as many; those beyond the last are padding.
+    /// The rows of `count` samples from `first` on; rows beyond the last sample are padding.
     pub fn rows(&self, first: u64, count: usize) -> Vec<i32> {
         let width = self.width();
         let mut rows = vec![0; count * width];
@@ -299,12 +300,12 @@ impl Conversations {
         rows
     }
 
-    /// The number of judged records; 0 if it has conversations.
+    /// The number of judged records; 0 for conversations.
     pub fn pairs(&self) -> usize {
         if self.all.kind.is_judged() { self.range.len() } else { 0 }
     }
 
-    /// The pairs of a sample, in its order.
+    /// The pairs of a sample, in the sample's order.
     pub fn pairs_of(&self, number: u64) -> &[u32] {
         self.packs.as_ref().map_or(&[], |packs| packs.members(number as usize))
     }
@@ -320,7 +321,7 @@ impl Conversations {
         format!("{:x}", hash.finalize())
     }
 
-    /// Sets the log-probabilities of all pairs under the reference model, in their order. They are set once.
+    /// Sets the reference model's log-probabilities of all pairs, in the pairs' order. They are set once.
     ///
     /// # Panics
     /// If they are set already, or are not as many as the pairs.
@@ -339,7 +340,7 @@ fn count_up(positions: &mut [i32]) {
 mod tests {
     use super::*;
 
-    /// Conversations of these tokens; those of 100 and more are answers.
+    /// Conversations of the given tokens; tokens of 100 and more are answers.
     fn made(all: &[&[u32]], seq: usize) -> (Conversations, Counts) {
         let mut builder = Builder::new(RecordKind::Conversations, seq, 1, 7);
         for tokens in all {

@@ -1,4 +1,4 @@
-//! The tokens of many files as one stream, and the windows of it that become samples.
+//! The tokens of many files as one stream, and the stream's windows, which become samples.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct Corpus {
 }
 
 impl Corpus {
-    /// The stream of these files.
+    /// The stream of the given files' tokens.
     ///
     /// # Errors
     /// A token that is not below `vocab`, among those that [`Tokens::check`] looks at.
@@ -92,7 +92,7 @@ impl Windows {
         (Windows { count, ..self }, rest)
     }
 
-    /// The identity of their corpus. `None` for the second part of a [`Windows::split`]: the first part has it.
+    /// The identity of the windows' corpus. `None` for the second part of a [`Windows::split`]: the first part has it.
     ///
     /// # Errors
     /// A file cannot be read any more.

@@ -5,7 +5,7 @@ use crate::identity::Identity;
 use crate::sources::conversations::Conversations;
 use crate::sources::corpus::Windows;
 
-/// The samples of a dataset, or of a part of it.
+/// The samples of a dataset, or of a part of the dataset.
 pub enum Dataset {
     /// Windows of running text: every token after the first of a window is a target.
     Windows(Windows),

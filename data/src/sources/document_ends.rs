@@ -1,4 +1,4 @@
-//! Documents within a window of text, as the tokens that end them divide it.
+//! Documents within a window of text, divided at the tokens that end documents.
 
 use device::ops::Documents;
 
@@ -68,7 +68,7 @@ impl DocumentEnds {
         positions.iter_mut().zip(0..).for_each(|(to, position)| *to = position);
     }
 
-    /// The counts of a window, from its `seq` inputs.
+    /// The counts of a window, from the window's `seq` inputs.
     pub(crate) fn counts(&self, inputs: &[i32]) -> SampleCounts {
         let ends = inputs.iter().filter(|input| **input == self.end).count() as u64;
         let tokens = inputs.len() as u64;

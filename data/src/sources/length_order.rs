@@ -1,4 +1,4 @@
-//! An order of conversations in which those of a batch have like lengths.
+//! An order of conversations with like lengths within each batch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

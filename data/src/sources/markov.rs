@@ -48,7 +48,7 @@ impl MarkovSource {
         self.next.chunks(LETTERS).zip(&self.pairs).map(|(row, p)| p * entropy(row)).sum()
     }
 
-    /// The exact entropy of a letter given only the letter before it, in nats.
+    /// The exact entropy of a letter given only the letter before, in nats.
     pub fn last_letter_entropy(&self) -> f64 {
         (0..LETTERS)
             .map(|last| {

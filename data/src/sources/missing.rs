@@ -23,7 +23,7 @@ impl Missing {
     }
 }
 
-/// Whether it is a file, a folder, the prefix of a Megatron dataset, or a pattern of paths that exist.
+/// Whether the name is that of a file, a folder, the prefix of a Megatron dataset, or a pattern of paths that exist.
 fn exists(name: &str) -> bool {
     let is_there = |path: &str| Path::new(path).exists() || Path::new(&format!("{path}.bin")).exists();
     expanded("data", &[name]).is_ok_and(|paths| paths.iter().all(|path| is_there(path)))

@@ -25,20 +25,20 @@ pub struct MultipleChoice {
     pub tokenizer_vocab: usize,
 }
 
-/// A question, with its endings as rows.
+/// A question, with the endings as rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The question's line or row in the file, from 1.
     pub line: usize,
     /// The question's rows.
     pub rows: Range<usize>,
-    /// The right one of them, from 0.
+    /// The right ending, from 0.
     pub label: usize,
     /// Characters of each ending.
     pub characters: Vec<usize>,
 }
 
-/// An ending after its context, as tokens.
+/// An ending after the question's context, as tokens.
 struct Row {
     /// The last tokens of context and ending, at most one more than a sample has inputs.
     tokens: Vec<i32>,
@@ -143,7 +143,7 @@ impl MultipleChoice {
         counted
     }
 
-    /// The places of a row's targets, as a range of its inputs.
+    /// The places of a row's targets, as a range of the row's inputs.
     pub fn counted(&self, number: usize) -> Range<usize> {
         let Row { tokens, ending, .. } = &self.rows[number];
         tokens.len() - 1 - ending..tokens.len() - 1
@@ -188,7 +188,7 @@ impl Accuracy {
     }
 }
 
-/// The question of a line, with its number, and its endings as rows.
+/// The question of a line, with the line's number, and the endings as rows.
 fn asked(segment: &Segment, tokenizer: &Tokenizer, seq: usize) -> Result<(usize, Question, Vec<Row>), UserError> {
     let (name, rule) = (segment.path.display(), Records::Questions.rule());
     let Some(place) = segment.place else {
@@ -213,9 +213,9 @@ fn asked(segment: &Segment, tokenizer: &Tokenizer, seq: usize) -> Result<(usize,
     Ok((place.number(), question, rows))
 }
 
-/// The tokens of a context, a space and an ending, divided as lm-evaluation-harness does it: both are tokenised
-/// together, and the ending's tokens begin at the end of the context tokenised alone. The context follows the tokens
-/// that begin a document. If there are none, a context without tokens becomes the token that ends a document.
+/// The tokens of a context, a space and an ending, divided as in lm-evaluation-harness: both are tokenised together, and
+/// the ending's tokens begin at the end of the context tokenised alone. The context follows the tokens that begin a
+/// document. If there are none, a context without tokens becomes the token that ends a document.
 fn row(context: &str, ending: &str, tokenizer: &Tokenizer, seq: usize) -> Result<Row, String> {
     // Spaces at the end of a context belong to the token that begins the ending.
     let begin = tokenizer.encode(context.trim_end())?.len();

@@ -25,7 +25,7 @@ impl Order {
         Order { blend, seed, by_length: None }
     }
 
-    /// The order that these settings give. With `grouped`, the samples of batches of so many have like lengths.
+    /// The order that the given settings make. With `grouped`, the samples of batches of so many have like lengths.
     ///
     /// # Errors
     /// Weights that are wrong.
@@ -46,7 +46,7 @@ impl Order {
         (dataset, self.of_dataset(dataset, &datasets[dataset], number))
     }
 
-    /// The sample that is read as number `number` of those of a dataset.
+    /// The sample that is read as number `number` of a dataset's samples.
     fn of_dataset(&self, at: usize, dataset: &Dataset, number: u64) -> u64 {
         let (epoch, place) = (number / dataset.count(), number % dataset.count());
         let key = word(word(self.seed, at as u64), epoch);
@@ -56,7 +56,7 @@ impl Order {
         }
     }
 
-    /// The samples before `position` that belong to passes over their datasets that are not done.
+    /// The samples before `position` that belong to unfinished passes over datasets.
     pub(crate) fn begun(&self, datasets: &[Dataset], position: u64) -> u64 {
         datasets.iter().enumerate().map(|(at, dataset)| self.blend.before(at, position) % dataset.count()).sum()
     }

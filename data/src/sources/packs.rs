@@ -9,7 +9,7 @@ pub(crate) struct Packs {
     members: Vec<u32>,
     /// The end of each sample in `members`.
     ends: Vec<usize>,
-    /// For each sample, the number of targets up to its end, over all samples before it too.
+    /// For each sample, the number of targets up to the sample's end, all earlier samples included.
     targets: Vec<u64>,
 }
 

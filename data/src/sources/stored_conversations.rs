@@ -1,4 +1,4 @@
-//! The conversations of a dataset in memory, and what a row of a sample takes of them.
+//! The conversations of a dataset in memory, and what a row of a sample takes of the conversations.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::config::RecordKind;
 /// label and of that of the record before it.
 pub type ReferenceLogps = [f32; 2];
 
-/// All conversations of a dataset, in memory, as far as they fit a sample.
+/// All conversations of a dataset, in memory, each as far as a sample has room.
 pub(super) struct Stored {
     pub(super) kind: RecordKind,
     /// The tokens, one conversation after the other. A token that is no target is stored as `!token`, a negative
@@ -16,9 +16,9 @@ pub(super) struct Stored {
     pub(super) tokens: Vec<i32>,
     /// The position behind the last token of each conversation.
     pub(super) ends: Vec<usize>,
-    /// For each answer with a label, whether it is desirable.
+    /// For each answer with a label, whether the answer is desirable.
     pub(super) labels: Vec<bool>,
-    /// For each unit, the number of losses up to its end, over all units before it too.
+    /// For each unit, the number of losses up to the unit's end, all earlier units included.
     pub(super) losses: Vec<u64>,
     /// The token that fills a row.
     pub(super) padding: i32,

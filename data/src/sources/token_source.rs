@@ -31,7 +31,7 @@ pub struct Mixture {
 pub struct TokenSource {
     /// The datasets to train on. None if the source is there to evaluate alone.
     pub training: Vec<Dataset>,
-    /// The order of their samples.
+    /// The order of the training samples.
     pub order: Order,
     /// The datasets to evaluate on, if any.
     pub validation: Option<Mixture>,
@@ -41,13 +41,13 @@ pub struct TokenSource {
     pub name: String,
     /// Notices for the user about the files that were read, a line each.
     pub notices: Vec<String>,
-    /// The tokenizer that made the tokens, if the data or the configuration name it.
+    /// The tokenizer that made the tokens, if the data or the configuration name the tokenizer.
     pub tokenizer: Option<TokenizerCopy>,
-    /// The size of that tokenizer's vocabulary, if it is known.
+    /// The size of that tokenizer's vocabulary, if known.
     pub tokenizer_vocab: Option<usize>,
     /// The template that made text of conversations.
     pub chat_template: Option<ChatTemplate>,
-    /// The treatment of documents within windows of text, if they are told apart.
+    /// The treatment of documents within windows of text, if documents are told apart.
     pub ends: Option<DocumentEnds>,
 }
 
@@ -57,8 +57,8 @@ impl Mixture {
         self.datasets.iter().map(Dataset::count).sum()
     }
 
-    /// Dataset of sample `number` of those that each come once, and its place there. They are in the order of the blend:
-    /// a dataset that has come to its end gives no more. `None` beyond the last.
+    /// The dataset of sample `number` of the samples that each come once, and the sample's place there. They are in the
+    /// order of the blend: a dataset that has come to its end gives no more. `None` beyond the last.
     fn locate_once(&self, number: u64) -> Option<(&Dataset, u64)> {
         if number >= self.samples() {
             return None;
@@ -110,8 +110,8 @@ impl TokenSource {
         self.order.sample(&self.training, number)
     }
 
-    /// The same samples in an order in which those of a batch of `batch` samples have like lengths, if the samples are
-    /// conversations of one dataset.
+    /// The same samples in an order with like lengths in each batch of `batch` samples, if the samples are conversations
+    /// of one dataset.
     #[must_use]
     pub fn grouped_by_length(self, batch: usize) -> TokenSource {
         TokenSource { order: self.order.grouped(Some(batch)), ..self }
@@ -122,7 +122,7 @@ impl TokenSource {
         self.training.iter().map(Dataset::count).sum()
     }
 
-    /// The counts of a sample, by its dataset and its place there.
+    /// The counts of a sample, by dataset and place in the dataset.
     fn counts_of(&self, dataset: &Dataset, place: u64) -> Result<SampleCounts, DataError> {
         match (dataset, &self.ends) {
             (Dataset::Conversations(conversations), _) => Ok(conversations.counts(place)),
@@ -138,7 +138,7 @@ impl TokenSource {
         }
     }
 
-    /// Writes a sample into `row`, by its dataset and its place there.
+    /// Writes a sample into `row`, by dataset and place in the dataset.
     fn read(&self, dataset: &Dataset, place: u64, row: &mut [i32]) -> Result<(), DataError> {
         match (dataset, &self.ends) {
             (Dataset::Conversations(conversations), _) => {
@@ -177,7 +177,7 @@ impl TokenSource {
         }
     }
 
-    /// The dataset of a sample, and its place there. `None` beyond the last sample to evaluate on.
+    /// The dataset of a sample, and the sample's place there. `None` beyond the last sample to evaluate on.
     fn locate(&self, split: Split, number: u64) -> Result<Option<(&Dataset, u64)>, DataError> {
         if split == Split::Train {
             let (dataset, place) = self.training_window(number);

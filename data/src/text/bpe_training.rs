@@ -40,15 +40,15 @@ const WAITING: usize = 64;
 /// line ends, spaces or dashes teach nothing.
 const LONGEST_WORD: usize = 1 << 10;
 
-/// The number of words that are too long, by the number of their file.
+/// The number of words that are too long, by the number of the words' file.
 type LongWords = Mutex<BTreeMap<usize, u64>>;
 
 /// A request to make a tokenizer.
 #[derive(Clone, Debug)]
 pub struct TokenizerRequest {
-    /// Files, or folders of them.
+    /// Files of text, or folders of such files.
     pub files: Vec<PathBuf>,
-    /// The key of the text in JSON lines, or its column in Parquet files.
+    /// The key of the text in JSON lines, or the text's column in Parquet files.
     pub text_key: String,
     /// Number of tokens.
     pub vocab_size: usize,

@@ -10,7 +10,7 @@ common::choice! {
         Tokenizer = "tokenizer.json",
         /// A chat template.
         ChatTemplate = "chat_template.jinja",
-        /// A tokenizer's special tokens, and in older folders its chat template.
+        /// A tokenizer's special tokens, and in older folders the chat template.
         TokenizerConfig = "tokenizer_config.json",
     }
 }

@@ -25,18 +25,18 @@ pub struct TokenizeRequest {
     pub tokenizer: String,
     /// The token that ends a document. `None`: one of the usual names.
     pub end_of_text: Option<String>,
-    /// The key of the text in JSON lines, or its column in Parquet files.
+    /// The key of the text in JSON lines, or the text's column in Parquet files.
     pub text_key: String,
     /// The folder to write.
     pub output: PathBuf,
     /// Tokens of each file, at least 1.
     pub shard_tokens: u64,
-    /// Files, or folders of them.
+    /// Files of text, or folders of such files.
     pub files: Vec<PathBuf>,
 }
 
 impl TokenizeRequest {
-    /// Whether it can be carried out. What is wrong is added to `mistakes`.
+    /// Whether the request for token files can be carried out. What is wrong is added to `mistakes`.
     pub fn check(&self, mistakes: &mut Mistakes) -> bool {
         self.opened(mistakes).is_some()
     }
@@ -117,7 +117,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     ))
 }
 
-/// The files of text that a command names, and notices about them.
+/// The files of text that a command names, and notices about the files.
 ///
 /// # Errors
 /// As [`expanded`] and [`text_files`].

@@ -21,7 +21,7 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
-/// The progress of the work, for the thread that watches it.
+/// The progress of the work, for the thread that watches.
 #[derive(Default)]
 pub(crate) struct Progress {
     steps: AtomicUsize,

@@ -58,7 +58,7 @@ impl Job {
         self.nodes * self.ranks_per_node
     }
 
-    /// The supervisor's words, up to the command that it runs.
+    /// The supervisor's words, up to the command that the supervisor runs.
     fn supervisor(&self, trainer: &str) -> Vec<String> {
         let restarts = self.max_restarts.to_string();
         [trainer, "supervise", "--max-restarts", &restarts, "--"].map(String::from).to_vec()
@@ -82,7 +82,7 @@ impl Job {
         self.fill(template, &[values, &[("supervisor", &supervisor), ("setup", &setup)]].concat())
     }
 
-    /// A template with its `{names}` replaced.
+    /// A template with the `{names}` replaced.
     fn fill(&self, template: &str, values: &[(&str, &str)]) -> String {
         let (nodes, ranks) = (self.nodes.to_string(), self.ranks_per_node.to_string());
         let notice = self.notice_seconds.to_string();
@@ -97,7 +97,7 @@ fn exported(setup: &[String]) -> &'static str {
     if setup.is_empty() { "" } else { " \"${exported[@]}\"" }
 }
 
-/// A template with its `{names}` replaced. The replacing text is not searched again, so it may hold braces.
+/// A template with the `{names}` replaced. The replacing text is not searched again, so it may hold braces.
 fn fill(template: &str, values: &[(&str, &str)]) -> String {
     let (mut text, mut rest) = (String::new(), template);
     while let Some((before, from)) = rest.split_once('{') {

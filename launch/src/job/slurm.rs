@@ -39,11 +39,11 @@ pub struct Slurm {
 /// The container of each rank. It sees the folder that the job starts in.
 #[derive(Clone, Debug)]
 pub struct Container {
-    /// The runtime that makes it.
+    /// The runtime that makes the container.
     pub runtime: ContainerRuntime,
     /// The image, in the runtime's own form. It contains the trainer and an Open MPI that fits the starter's.
     pub image: String,
-    /// Further folders that it sees, under the same path.
+    /// Further folders that the container sees, under the same path.
     pub folders: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The activity of a rank's host, as the watch reports it.
+//! The activity of a rank's host, as in the watch's reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ choice! {
         WaitsForDevice = "waiting for the device",
         /// Evaluating.
         Evaluates = "evaluating",
-        /// Running a step with graphs and without, to compare them.
+        /// Running a step with graphs and without, to compare both.
         Verifies = "verifying graphs",
         /// Writing a checkpoint, a timeline or another file.
         Writes = "writing files",

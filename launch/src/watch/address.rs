@@ -1,4 +1,4 @@
-//! The addresses of the monitor, and how ranks reach it.
+//! The addresses of the monitor, and how ranks reach the monitor.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -86,9 +86,9 @@ fn bind(wanted: &str) -> Result<(TcpListener, u16), WatchError> {
     Ok((listener, port))
 }
 
-/// Listens at the addresses by which other nodes may reach this one: those that its name has here, and the `outward`
-/// one. A node without any is known to others by its name alone. Its address for others cannot be known here, so then
-/// the monitor listens on all.
+/// Listens at the addresses by which other nodes may reach this node: those that its name has here, and the `outward`
+/// one. A node without any is known to others by its name alone. Its address for others cannot be known here, so then the
+/// monitor listens on all.
 fn listen_outside(host: &str, outward: Option<IpAddr>) -> Result<(Vec<TcpListener>, Vec<String>), WatchError> {
     // An address of the name may be one of a gateway, and not of this node.
     let bound: Vec<_> = reachable(host, outward).iter().filter_map(|ip| bind(&format!("{ip}:0")).ok()).collect();
@@ -113,7 +113,8 @@ fn with_port(address: &str) -> String {
     }
 }
 
-/// The IPv4 addresses that the name has here, and the `outward` one, without those that other nodes cannot use.
+/// The IPv4 addresses that this node's name has here, and the `outward` address, without addresses that other nodes
+/// cannot use.
 fn reachable(host: &str, outward: Option<IpAddr>) -> Vec<IpAddr> {
     let here = (host, 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
     let mut all = Vec::new();
@@ -126,7 +127,7 @@ fn reachable(host: &str, outward: Option<IpAddr>) -> Vec<IpAddr> {
     all
 }
 
-/// This node's address on its default route, for nodes with a name that others cannot resolve. Nothing is sent: a
+/// This node's address on the default route, for nodes with a name that others cannot resolve. Nothing is sent: a
 /// connected datagram socket knows its own address.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;

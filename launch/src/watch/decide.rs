@@ -7,19 +7,19 @@ use super::message::{Beat, Fault};
 /// The monitor's knowledge about a rank.
 #[derive(Clone, Debug, Default)]
 pub struct RankStatus {
-    /// The name of its host, once it has connected.
+    /// The name of the rank's host, once connected.
     pub host: Option<String>,
     /// The rank's process there.
     pub process: u32,
-    /// The rank has reported its clean end.
+    /// Whether the rank has reported a clean end.
     pub left: bool,
     /// The rank's connection is closed.
     pub closed: bool,
-    /// The rank ended because it got no heartbeats from rank 0.
+    /// Whether the rank ended for lack of heartbeats from rank 0.
     pub lost_monitor: bool,
-    /// Time since its last message, or since the monitor started.
+    /// Time since the rank's last message, or since the monitor started.
     pub silent: Duration,
-    /// The error that it reported.
+    /// The error that the rank reported.
     pub fault: Option<Fault>,
     /// The rank's last report of progress.
     pub beat: Option<Beat>,
@@ -36,7 +36,7 @@ pub struct Limits {
     pub heartbeat: Duration,
 }
 
-/// How long a message may be on its way.
+/// How long a message may take to arrive.
 const ON_ITS_WAY: Duration = Duration::from_millis(150);
 
 impl Limits {
@@ -69,7 +69,7 @@ pub enum Problem {
     Absent,
     /// The rank makes no progress.
     Hangs {
-        /// The ranks that wait for it.
+        /// The ranks that wait for this rank.
         waiting: Vec<usize>,
         /// Other ranks that make no progress and wait for none.
         others: Vec<usize>,
@@ -146,8 +146,8 @@ fn hanging(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Optio
     Some(Cause { rank, problem: Problem::Hangs { waiting, others: others.collect() } })
 }
 
-/// Whether `rank` has begun fewer transfers than `than` on a communicator that both use, so that `than` waits for it, or
-/// soon will.
+/// Whether `rank` has begun fewer transfers than `than` on a communicator that both use, so that `than` waits for `rank`,
+/// or soon will.
 fn is_behind(rows: &[RankStatus], rank: usize, than: usize) -> bool {
     let (Some(mine), Some(theirs)) = (&rows[rank].beat, &rows[than].beat) else { return false };
     if rank == than || rows[rank].left {
@@ -218,7 +218,7 @@ impl Cause {
     }
 }
 
-/// Other ranks with the same fault, after these words.
+/// Other ranks with the same fault, after the given words.
 fn others_too(words: &str, ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match ranks.len() {
@@ -242,7 +242,7 @@ pub fn shows_threads(cause: &Cause, rows: &[RankStatus], limits: Limits) -> Opti
     }
 }
 
-/// The activity of a rank according to its last report.
+/// The activity of a rank by the last report.
 fn last_report(row: &RankStatus) -> String {
     let mut parts = vec![format!("host {}", row.host.as_deref().unwrap_or("unknown"))];
     if let Some(beat) = &row.beat {

@@ -14,7 +14,7 @@ use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which the rank's progress is polled.
 const POLL: Duration = Duration::from_millis(100);
-/// By how much the rank at fault exits before the others, so that its exit code is the one that the launcher sees.
+/// By how much the rank at fault exits before the others, so that the launcher sees that rank's exit code.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
 /// The source of the thread's reports.
@@ -23,7 +23,7 @@ pub(super) struct Reported {
     pub(super) progress: Progress,
     pub(super) activity: Activity,
     pub(super) probes: Mutex<Vec<Probe>>,
-    /// This rank has reported its clean end. From then on other ranks may exit before it.
+    /// Whether this rank has reported a clean end. From then on other ranks may exit before it.
     pub(super) left: AtomicBool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Heartbeat {
     timeout: Duration,
     /// Time since the monitor's last message.
     unheard: Duration,
-    /// The last values of the device's marks and the changes of activity, and how long they have been the same.
+    /// The last values of the device's marks and the changes of activity, and the time for which both are the same.
     seen: (u64, u64),
     quiet: Duration,
 }

@@ -47,7 +47,7 @@ pub enum Message {
         token: Token,
         /// The sender.
         rank: usize,
-        /// The name of its host.
+        /// The name of the rank's host.
         host: String,
         /// The rank's process there.
         process: u32,
@@ -56,7 +56,7 @@ pub enum Message {
     Beat(Beat),
     /// The rank has an error and cannot continue.
     Fault(Fault),
-    /// The rank ends, because it got no message from the monitor for too long.
+    /// The rank ends, for lack of messages from the monitor.
     LostMonitor,
     /// The clean end.
     Goodbye,
@@ -65,7 +65,7 @@ pub enum Message {
 /// A rank's progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Beat {
-    /// The activity of its host.
+    /// The activity of the rank's host.
     pub doing: Doing,
     /// Milliseconds without progress on the host or the device.
     pub quiet_ms: u64,
@@ -73,7 +73,7 @@ pub struct Beat {
     pub step: Option<u64>,
     /// The region that began last.
     pub region: Option<String>,
-    /// The transfer that began last, and its number.
+    /// The transfer that began last, and the transfer's number.
     pub transfer: Option<(String, u64)>,
     /// The number of transfers begun on each communicator.
     pub begun: Vec<TransferCount>,
@@ -99,7 +99,7 @@ pub struct Fault {
     pub code: i32,
     /// The fault, in words.
     pub error: String,
-    /// Another rank's fault may have caused it.
+    /// Whether another rank's fault may have caused the error.
     pub follows: bool,
 }
 
@@ -121,7 +121,8 @@ pub struct Verdict {
     pub code: i32,
     /// The root cause in one line.
     pub line: String,
-    /// The rank at fault exits by itself. It should exit first, so that its exit code is the one that the launcher sees.
+    /// Whether the rank at fault exits without help. It should exit first, so that its exit code is the one that the
+    /// launcher sees.
     pub alive: bool,
     /// The rank that shows the threads of the rank at fault, and the process of that rank, if any can. Both are on one
     /// machine.
@@ -132,7 +133,7 @@ pub struct Verdict {
 const WRITING: Duration = Duration::from_secs(5);
 /// The maximum length of a line, in bytes.
 const LONGEST: usize = 1 << 20;
-/// The same for a connection that has not proved yet that it belongs to this run. A hello is shorter.
+/// The maximum length of a line from a connection that has not proved yet to belong to this run. A hello is shorter.
 const LONGEST_OF_STRANGER: usize = 1 << 10;
 
 /// Writes lines.
@@ -185,10 +186,10 @@ impl Sender {
     }
 }
 
-/// Reads lines as they arrive.
+/// Reads lines on arrival.
 pub struct Receiver {
     stream: TcpStream,
-    /// The beginning of a line before its rest has arrived. It has no line end.
+    /// The beginning of a line whose rest has not arrived. It has no line end.
     rest: Vec<u8>,
     /// The most bytes that `rest` may hold.
     longest: usize,
@@ -205,7 +206,7 @@ impl Receiver {
         Receiver { longest: LONGEST_OF_STRANGER, ..Receiver::new(stream) }
     }
 
-    /// The other side has proved that it belongs to this run. Returns a sender to it.
+    /// The other side has proved to belong to this run. Returns a sender to it.
     ///
     /// # Errors
     /// Errors of the operating system.

@@ -104,7 +104,7 @@ impl Watch {
         Ok(Some(Watch { rank, ranks, reported, sender, monitor, timeout }))
     }
 
-    /// The place for the device's record of its progress.
+    /// The place for the device's record of progress.
     pub fn progress(&self) -> Progress {
         self.reported.progress.clone()
     }
@@ -126,8 +126,8 @@ impl Watch {
         self.reported.probes.lock().unwrap_or_else(PoisonError::into_inner).push(probe);
     }
 
-    /// Reports an error of this rank, and ends the process with its exit code, or with 4 if another rank failed before.
-    /// `follows`: another rank's fault may have caused the error.
+    /// Reports an error of this rank, and ends the process with the exit code of the error, or with 4 if another rank
+    /// failed before. `follows`: another rank's fault may have caused the error.
     pub fn fail(&self, code: i32, error: &str, follows: bool) -> ! {
         let _ = self.send(&Message::Beat(self.reported.beat(Duration::ZERO)));
         let told = self.send(&Message::Fault(message::Fault { code, error: error.into(), follows }));

@@ -13,7 +13,7 @@ use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which all connections are polled.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a new connection may take to send its hello. A rank sends it at once; port scanners do not.
+/// How long a new connection may take to send a hello. A rank sends it at once; port scanners do not.
 const HELLO: Duration = Duration::from_secs(10);
 /// How many connections may be without a hello at a time.
 const STRANGERS: usize = 64;
@@ -32,7 +32,7 @@ struct Monitor {
     file: Option<RanksFile>,
 }
 
-/// A connection that has not sent its hello, and its age.
+/// A connection that has not sent a hello, and the connection's age.
 struct Stranger {
     receiver: Receiver,
     waited: Duration,
@@ -117,8 +117,8 @@ impl Monitor {
         self.file.iter().for_each(|file| file.tell(&self.statuses));
     }
 
-    /// Accepts new connections, and assigns those that have sent a hello to their rank. Drops those that sent none in time.
-    /// When all ranks have connected, it stops listening. `passed` is the time since the previous call.
+    /// Accepts new connections, and assigns connections that have sent a hello to the hello's rank. Drops those that sent
+    /// none in time. When all ranks have connected, it stops listening. `passed` is the time since the previous call.
     fn accept(&mut self, passed: Duration) {
         for stranger in std::mem::take(&mut self.strangers) {
             self.hear(Stranger { waited: stranger.waited + passed, ..stranger });
@@ -138,8 +138,8 @@ impl Monitor {
         }
     }
 
-    /// Assigns a connection to its rank if it has sent a hello. Otherwise it stays a stranger, for some time. A new one
-    /// takes the place of the oldest.
+    /// Assigns a connection to a rank if the connection has sent a hello. Otherwise it stays a stranger, for some time. A
+    /// new one takes the place of the oldest.
     fn hear(&mut self, mut stranger: Stranger) {
         let (messages, closed) = stranger.receiver.receive();
         let mut messages = messages.into_iter();
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!((held(hangs(0)), held(None), held(hangs(0))), (1, 1, 1));
     }
 
-    /// A monitor of so many ranks, its address and its token.
+    /// A monitor of so many ranks, the monitor's address and token.
     fn monitor(ranks: usize) -> (Monitor, std::net::SocketAddr, Token) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();

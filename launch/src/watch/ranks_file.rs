@@ -13,24 +13,24 @@ use super::decide::RankStatus;
 /// The name of the file in a run's folder.
 pub const RANKS: &str = "ranks.json";
 
-/// A rank as its last heartbeat told.
+/// A rank by the last heartbeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRow {
     /// The rank.
     pub rank: usize,
     /// The rank's host, once the rank has joined.
     pub host: Option<String>,
-    /// How it is.
+    /// The rank's state.
     pub state: RankState,
-    /// The activity of its host.
+    /// The activity of the rank's host.
     pub doing: Option<String>,
-    /// The step under way on its device.
+    /// The step under way on the rank's device.
     pub step: Option<u64>,
     /// The region that began last.
     pub region: Option<String>,
-    /// Milliseconds since its last message.
+    /// Milliseconds since the rank's last message.
     pub silent_ms: u64,
-    /// Milliseconds without progress, as it said.
+    /// Milliseconds without progress, by the rank's own count.
     pub quiet_ms: u64,
 }
 
@@ -45,7 +45,7 @@ common::choice! {
         Alive = "alive",
         /// The rank reported a clean end.
         Left = "left",
-        /// The rank reported an error, or its connection broke.
+        /// The rank reported an error, or the rank's connection broke.
         Failed = "failed",
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Calls that threads wait in, by their numbers. The first argument of those with `true` is a file.
+/// Calls that threads wait in, by number. The first argument of those with `true` is a file.
 const CALLS: &[(i64, &str, bool)] = &[
     (libc::SYS_futex, "futex", false),
     (libc::SYS_ppoll, "ppoll", false),
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits until the line about a process has all of these parts.
+    /// Waits until the line about a process has all of the given parts.
     fn wait_until(process: u32, parts: &[&str]) {
         let begun = Instant::now();
         loop {

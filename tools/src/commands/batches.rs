@@ -29,11 +29,11 @@ use trainer::run::source::source;
 /// The batches to write.
 #[derive(Clone, Debug)]
 pub struct BatchesRequest {
-    /// The run with the batches, from its first step to `train.steps`.
+    /// The run whose batches are written, from the first step to `train.steps`.
     pub config: RunConfig,
     /// The file for the training batches.
     pub output: PathBuf,
-    /// The file for the `train.eval_steps` batches of an evaluation, if they are asked for.
+    /// The file for the `train.eval_steps` batches of an evaluation, if asked for.
     pub validation: Option<PathBuf>,
 }
 

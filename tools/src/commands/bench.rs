@@ -56,7 +56,7 @@ const LAUNCHES: usize = 200;
 /// The smallest number of steps with measured launches.
 const FEWEST_LAUNCHES: usize = 3;
 
-/// How long the steps of a large model may take that are not the measured ones, seconds: each kind of them so long.
+/// How long the steps of a large model may take besides the measured steps, seconds: each kind of them so long.
 const PATIENCE: f64 = 2.0;
 
 /// Eager steps after the first, to measure the host's work without graphs.
@@ -77,8 +77,9 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// The benchmark that a command line asks for, of at most `steps` steps unless it sets their number itself. Everything
-    /// that is wrong with the flags is added to `mistakes`, also a file that only a training run writes.
+    /// The benchmark that a command line asks for, of at most `steps` steps unless the command line sets a number of
+    /// steps. Everything that is wrong with the flags is added to `mistakes`, also a file that only a training run
+    /// writes.
     pub(super) fn request(&self, command: &str, steps: usize, mistakes: &mut Mistakes) -> BenchRequest {
         let sets = self.case.as_deref().map(case);
         let sets = sets.map_or(vec![], |sets| [sets, &[("train.eval_interval", "0")][..]].concat());
@@ -93,7 +94,7 @@ impl Flags {
     }
 }
 
-/// The options that a case sets, by its name; none for a name that is not known.
+/// The options that a case sets, by the case's name; none for an unknown name.
 pub(super) fn case(name: &str) -> &'static [(&'static str, &'static str)] {
     CASES.iter().find(|(known, _)| *known == name).map_or(&[], |(_, sets)| sets)
 }
@@ -132,7 +133,8 @@ pub struct BenchResult {
     pub launch_us: f64,
     /// The same, with the copies of new inputs to the device, microseconds.
     pub launch_with_inputs_us: f64,
-    /// Median time of all calls of a step on inputs that are already there, with the read-back of its numbers, microseconds.
+    /// Median time of all calls of a step whose inputs are there already, with the read-back of the step's numbers,
+    /// microseconds.
     pub issue_us: f64,
     /// The same on new inputs, microseconds.
     pub issue_with_inputs_us: f64,
@@ -172,7 +174,7 @@ pub struct SteadyCounts {
 }
 
 impl BenchResult {
-    /// A line for runs with graphs that cannot gain by them, because the host would keep ahead of the GPU without them. The
+    /// A line for runs to which graphs bring nothing, because the host would keep ahead of the GPU without graphs. The
     /// host device has no GPU to be ahead of: to submit an operation is to run it.
     pub(super) fn gains_nothing(&self) -> Option<String> {
         let (host, step) = (self.eager_issue_us / 1e3, self.step_ms);

@@ -74,7 +74,7 @@ pub enum Request {
     Manual(PathBuf),
     /// Print this text.
     Print(String),
-    /// Check the checkpoints in this folder and list them.
+    /// Check and list the checkpoints in this folder.
     ListCheckpoints(PathBuf),
 }
 
@@ -177,7 +177,7 @@ enum Checkpoint {
     },
 }
 
-/// The command line with all its commands.
+/// The whole command line, with all commands.
 pub(super) fn command() -> Command {
     RunFlags::augment_args(Given::augment_subcommands(Command::new("trainer")))
         .about("Trains GPT-class models. Without a command it starts a training run")
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn megatrons_words_for_graphs_choose_scope_and_modules() {
-        /// Flags, and what they set: enable, scope, modules, layers.
+        /// Flags, and the settings that the flags make: enable, scope, modules, layers.
         type Case = (&'static str, bool, GraphScope, &'static [&'static str], &'static [usize]);
         const ATTENTION: &str = "attention";
         const MLP: &str = "mlp";

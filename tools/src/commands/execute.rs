@@ -47,7 +47,7 @@ pub fn request(arguments: impl IntoIterator<Item = OsString>, env: &RankEnv) -> 
     request.ok_or_else(|| UserError::new("the command line", "it asks for a command", "see `trainer --help`"))
 }
 
-/// Checks the run of ranks that are to be started; returns their number.
+/// Checks the run of ranks that are to be started; returns the number of ranks.
 fn check_launch(launch: &LaunchRequest, request: &Request, env: &RankEnv, mistakes: &mut Mistakes) -> usize {
     let (config, device) = match request {
         Request::Train(run) => (Some(&run.config), run.config.train.device),
@@ -143,12 +143,12 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
     }
 }
 
-/// Shows the summary of a command that has printed its result, or fails with its error; returns the exit code.
+/// Shows the summary of a command that has printed the result, or fails with the command's error; returns the exit code.
 fn summarise(result: Result<String, RunError>) -> i32 {
     finished(result.map(|summary| warn(&summary)))
 }
 
-/// Prints the result of a command, or fails with its error; returns the exit code.
+/// Prints the result of a command, or fails with the command's error; returns the exit code.
 fn finish(result: Result<String, RunError>) -> i32 {
     finished(result.and_then(|text| print(&text).map_err(file_error("standard output".into()))))
 }

@@ -75,7 +75,7 @@ impl LaunchRequest {
         ranks
     }
 
-    /// Runs `ranks` ranks to their end, or until they stand still for longer than `watch` allows; returns the exit code.
+    /// Runs `ranks` ranks to the end, or until ranks stand still for longer than `watch` allows; returns the exit code.
     ///
     /// # Errors
     /// No mpirun, or another one than Open MPI's; no room in shared memory.

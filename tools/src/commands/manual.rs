@@ -16,7 +16,7 @@ pub(super) struct Flags {
     pub(super) folder: PathBuf,
 }
 
-/// Writes a page for the command line `of`, and for each of its commands. Returns a message for the user.
+/// Writes a page for the command line `of`, and for each command of `of`. Returns a message for the user.
 ///
 /// # Errors
 /// The folder cannot be made or written to.

@@ -1,4 +1,4 @@
-//! The command line and its commands.
+//! The command line and the commands of the trainer.
 //!
 //! Each command has a file with its flags (`command`), the task made from them (`request`) and the code that carries it
 //! out. [`cli`] puts the flags together, [`execute`] runs the task.

@@ -37,7 +37,7 @@ pub struct ReportRequest {
     runs: Vec<PathBuf>,
 }
 
-/// Writes the page; returns a line about it.
+/// Writes the report's page; returns a line about the page.
 ///
 /// # Errors
 /// A folder that is not that of a run; a page that cannot be written.

@@ -23,16 +23,16 @@ use trainer::report::logs::RUN_LOG;
 /// A command to supervise.
 #[derive(Clone, Debug)]
 pub struct SuperviseRequest {
-    /// The trainer with its flags, behind the launcher of its ranks.
+    /// The trainer with flags, behind the launcher of the ranks.
     command: Vec<OsString>,
     max_restarts: usize,
     /// The run's checkpoints.
     checkpoints: PathBuf,
     /// The folder of the run's log. The log has the cause of a failure even if a launcher kills all ranks and loses it.
     logs: PathBuf,
-    /// Whether the command names a checkpoint to start from that is not its own newest.
+    /// Whether the command names a checkpoint to start from that is not the run's own newest.
     starts_elsewhere: bool,
-    /// Whether it keeps states in shared memory.
+    /// Whether the run keeps states in shared memory.
     keeps_states: bool,
     /// How long the run may stand still.
     watch: WatchSettings,
@@ -105,7 +105,8 @@ impl SuperviseRequest {
         Ok(SuperviseRequest { command, max_restarts, checkpoints, logs, starts_elsewhere, keeps_states, watch })
     }
 
-    /// Runs the command to its end. The last state in memory becomes a checkpoint, if it is newer than those on disk.
+    /// Runs the supervised command to the end. The last state in memory becomes a checkpoint, if it is newer than those
+    /// on disk.
     ///
     /// # Errors
     /// A program that cannot be started.
@@ -132,7 +133,7 @@ fn make_states() -> Option<StateFolder> {
     .ok()
 }
 
-/// Copies the last state to `checkpoints`, if it is newer than those there. Then the folder goes, unless that failed.
+/// Copies the last state to `checkpoints`, if newer than the checkpoints there. Then the folder goes, unless that failed.
 fn end_states(states: StateFolder, checkpoints: &Path) {
     let copied = copy_newest_state(states.path(), checkpoints);
     match copied {
@@ -159,7 +160,7 @@ struct Run<'r> {
     request: &'r SuperviseRequest,
     /// The length of the run's log at the last start.
     log_length: Cell<u64>,
-    /// The folder of its states in memory.
+    /// The folder of the run's states in memory.
     states: Option<StateFolder>,
 }
 
@@ -203,7 +204,7 @@ pub(super) fn no_checkpoints() -> UserError {
     )
 }
 
-/// The last error in a log, after its first `after` bytes.
+/// The last error in a log, after the log's first `after` bytes.
 fn last_error(log: &Path, after: u64) -> Option<String> {
     let mut log = open_file(log).ok()?;
     log.seek(SeekFrom::Start(after)).ok()?;
@@ -213,8 +214,8 @@ fn last_error(log: &Path, after: u64) -> Option<String> {
     text.lines().rev().find_map(|line| line.split_once(" ERROR ")).map(|(_, error)| error.to_string())
 }
 
-/// The place of the trainer in a command, behind its launcher. A launcher's option, or the address of an image, may end
-/// in the trainer's name as well. So may the image's folder, written before the trainer.
+/// The place of the trainer in a command, behind the command's launcher. A launcher's option, or the address of an image,
+/// may end in the trainer's name as well. So may the image's folder, written before the trainer.
 fn trainer_in(command: &[OsString]) -> Option<usize> {
     let own = std::env::current_exe().unwrap_or_default();
     let is_trainer = |word: &OsString| {

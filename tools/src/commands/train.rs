@@ -146,7 +146,7 @@ pub(super) fn check_files(config: &RunConfig, rank: usize, mistakes: &mut Mistak
     all_there
 }
 
-/// The data of a run, further sets of them, and the files that a Hugging Face model brings.
+/// The data of a run, further data sets, and the files that a Hugging Face model brings.
 type Opened = (Arc<dyn Source>, Vec<EvaluationSet>, Vec<KeptFile>);
 
 /// Opens the data of a run.
@@ -206,7 +206,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     Ok(Prepared { plan, source, sets, files, accelerator })
 }
 
-/// Fails if steps are to be verified but their bits differ from run to run.
+/// Fails if steps are to be verified but the steps' bits differ from run to run.
 fn check_verifiable(plan: &RunPlan, accelerator: Accelerator) -> Result<(), UserError> {
     let repeats = accelerator == Accelerator::Host || plan.config.train.deterministic;
     require(!plan.verifies() || repeats, || {
@@ -245,8 +245,8 @@ pub(super) fn log_filter(text: &str) -> Result<EnvFilter, UserError> {
     })
 }
 
-/// Brings all ranks together and does `work`, the same on all of them; returns the exit code. `command` has the settings of the
-/// command line alone, names and values; they are the same on all ranks.
+/// Brings all ranks together and does `work`, the same on all ranks; returns the exit code. `command` has the settings of
+/// the command line alone, names and values; they are the same on all ranks.
 pub(super) fn start(
     request: &TrainRequest,
     (plan, accelerator): (&RunPlan, &Accelerator),

@@ -63,7 +63,7 @@ fn of_all(runs: &[Run]) -> Vec<Curve> {
     curves
 }
 
-/// The curves in the section about experts that these runs have.
+/// The curves that the given runs have in the section about experts.
 #[rustfmt::skip]
 fn about_experts(runs: &[Run]) -> Vec<Curve> {
     let curves = [
@@ -187,7 +187,7 @@ pub(crate) fn data(runs: &[Run]) -> Value {
     json!({ "runs": runs.iter().map(|run| &run.name).collect::<Vec<_>>(), "curves": curves })
 }
 
-/// The tokens and the seconds of training up to a step, as far as they are known.
+/// The tokens and the seconds of training up to a step, as far as known.
 type Place = (Option<f64>, Option<f64>);
 
 /// The place of each step of a run. Time between two starts of the run does not count.
@@ -211,7 +211,7 @@ fn places(run: &Run) -> BTreeMap<u64, Place> {
     run.metrics.rows.values().map(place).collect()
 }
 
-/// At most `2 * PARTS` points, among them the lowest and the highest of each part of the steps.
+/// At most `2 * PARTS` points, with the lowest and the highest of each part of the steps.
 fn thinned(points: Vec<Point>) -> Vec<Point> {
     if points.len() <= 2 * PARTS {
         return points;

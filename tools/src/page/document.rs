@@ -29,7 +29,7 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    /// A section whose heading is its name.
+    /// A section whose heading is the section's name.
     pub(crate) fn new(name: &'static str, id: &'static str, html: Markup) -> Section {
         Section { name, heading: name, id, html }
     }
@@ -74,7 +74,7 @@ fn whole(title: &str, made: &str, now: SystemTime, sections: &[Section], style: 
     page.into_string()
 }
 
-/// The page about these runs, as it was at `now`. With `reload` the browser loads it again every so many seconds.
+/// The page about the given runs, as of `now`. With `reload` the browser loads it again every so many seconds.
 pub fn document(runs: &[Run], now: SystemTime, reload: Option<u64>) -> String {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let timelines = timeline::timelines(runs);

@@ -36,7 +36,7 @@ impl Drawing {
         self.shapes.push(html! { text class=(class) x=(x) y=(y) text-anchor=(anchor) { (visible(text)) } });
     }
 
-    /// Five marks of a scale from 0 to `end`, at the right of [`LEFT`], each with its value.
+    /// Five marks of a scale from 0 to `end`, at the right of [`LEFT`], each with a value.
     pub(crate) fn scale(&mut self, y: f64, end: f64, label: impl Fn(f64) -> String) {
         for part in 0..=4 {
             let share = f64::from(part) / 4.0;

@@ -37,7 +37,7 @@ choice! {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Event {
-    /// As RFC 3339 has it, in UTC. So text sorts as time does.
+    /// The event's time by RFC 3339, in UTC. So text sorts as time does.
     pub(crate) time: String,
     pub(crate) rank: usize,
     pub(crate) kind: EventKind,
@@ -49,15 +49,15 @@ pub(crate) struct Event {
 pub(crate) struct Log {
     /// By time.
     pub(crate) events: Vec<Event>,
-    /// By kind, in the order of [`Choice::ALL`]; those that are not kept included.
+    /// Events by kind, in the order of [`Choice::ALL`]; events that are not kept included.
     pub(crate) counts: [usize; <EventKind as Choice>::ALL.len()],
     /// The plan that the last start printed.
     pub(crate) plan: Option<String>,
-    /// The line about its graphs that the last start printed.
+    /// The line about graphs that the last start printed.
     pub(crate) graphs: Option<String>,
     /// The file of `--graph-report`, from the last command that has the flag.
     pub(crate) graph_report: Option<String>,
-    /// Whether the last start did all its steps.
+    /// Whether the last start did all steps of the run.
     pub(crate) is_done: bool,
 }
 

@@ -10,13 +10,13 @@ use super::metrics::Metrics;
 /// The most steps that are read.
 pub(crate) const MOST_STEPS: usize = 60;
 
-/// The load of each expert over the mean load of its block. A missing number is `None`.
+/// The load of each expert over the mean load of the expert's block. A missing number is `None`.
 pub(crate) type Loads = Vec<Option<f64>>;
 
 /// The loads of the experts of each block, by step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct ExpertLoads {
-    /// The steps that were read, in their order.
+    /// The steps that were read, in order.
     pub(crate) steps: Vec<u64>,
     /// By block: the loads in each of the steps; none if the step has none of this block.
     pub(crate) blocks: BTreeMap<u64, Vec<Loads>>,
@@ -61,7 +61,7 @@ impl ExpertLoads {
     }
 }
 
-/// A block's number and the loads of its experts.
+/// A block's number and the loads of the block's experts.
 fn block_loads(value: &Value) -> Option<(u64, Loads)> {
     let block = value["block"].as_u64()?;
     let tokens: Vec<Option<f64>> =
@@ -74,7 +74,7 @@ fn block_loads(value: &Value) -> Option<(u64, Loads)> {
     (!loads.is_empty()).then_some((block, loads))
 }
 
-/// At most `most` of them, evenly spread. The first and the last are among them.
+/// At most `most` items, evenly spread. The first and the last are among them.
 pub(crate) fn spread<T>(all: &[T], most: usize) -> Vec<&T> {
     let few = all.len().min(most.max(2));
     (0..few).map(|at| &all[at * (all.len() - 1) / few.saturating_sub(1).max(1)]).collect()

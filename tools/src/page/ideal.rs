@@ -12,7 +12,7 @@ pub(crate) struct TaskTimes {
     pub(crate) weights: f64,
 }
 
-/// A task and its time.
+/// A task and the task's time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Timed {
     pub(crate) task: Task,

@@ -1,4 +1,4 @@
-//! A run that goes on, as its folder shows it: read again and again, each time only the new part.
+//! A run that goes on, from the run's folder: read again and again, each time only the new part.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ pub(crate) struct Live {
     /// Bytes of the metrics that were read: whole lines.
     read: u64,
     pub(crate) log: Log,
-    /// The logs that `log` was made from, and their sizes then.
+    /// The logs that `log` was made from, and the logs' sizes then.
     logs: Vec<(usize, PathBuf, u64)>,
-    /// The state of the ranks, and when it was written. `None` for one rank, or without heartbeats.
+    /// The state of the ranks, and the time when the state was written. `None` for one rank, or without heartbeats.
     pub(crate) ranks: Option<(Vec<RankRow>, SystemTime)>,
     /// Steps that the run is to do.
     pub(crate) steps: Option<u64>,
@@ -65,7 +65,7 @@ impl Live {
         Ok(live)
     }
 
-    /// The folder, as the user named it.
+    /// The user's name of the folder.
     pub(crate) fn name(&self) -> String {
         self.folder.display().to_string()
     }
@@ -119,8 +119,8 @@ impl Live {
         config_in(&text).map(|config| config.train.steps as u64)
     }
 
-    /// The time that the steps to come will take, at the mean speed of the last ones. `None` if the run is done, or its speed
-    /// is not known.
+    /// The time that the steps to come will take, at the mean speed of the last steps. `None` if the run is done, or its
+    /// speed is not known.
     pub(crate) fn time_left(&self) -> Option<Duration> {
         let last = self.metrics.rows.values().rev().take(LAST_STEPS).filter_map(|row| row.step_ms);
         let last: Vec<f64> = last.filter(|time| time.is_finite() && *time >= 0.0).collect();

@@ -14,7 +14,7 @@ use super::run::{RankGraphs, Run};
 use super::trace::Kind;
 use trainer::report::replay_picture::largest_training_step;
 
-/// The most buffers of a rank that are drawn, the largest ones.
+/// The number of a rank's largest buffers that are drawn at most.
 const MOST: usize = 3000;
 
 /// Height of all areas together, in units of the drawing, and the least of one area.
@@ -109,7 +109,7 @@ fn running(step: &StepReport, position: usize) -> &str {
     at.map_or("the end of the step", |launch| &launch.region)
 }
 
-/// The position with the most bytes in use, and their number.
+/// The position with the most bytes in use, and the number of bytes.
 fn peak(buffers: &[BufferUse]) -> (usize, usize) {
     let mut changes: Vec<(usize, i64)> = buffers
         .iter()

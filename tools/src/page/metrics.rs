@@ -10,26 +10,26 @@ use trainer::checkpoint::ChangedSettings;
 /// The numbers of a step that the page shows. A missing one, or one that is not finite (null in the file), is `None`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Row {
-    /// Steps done, this one included.
+    /// Steps done, this step included.
     pub(crate) step: u64,
-    /// Options that the run changed when it went on with this step.
+    /// Options that the run changed on going on with this step.
     #[serde(default)]
     pub(crate) changed_settings: ChangedSettings,
     /// Nats.
     pub(crate) loss: Option<f64>,
     /// Nats.
     pub(crate) validation_loss: Option<f64>,
-    /// The largest load of an expert over the mean load of its block.
+    /// The largest load of an expert over the mean load of the expert's block.
     pub(crate) expert_imbalance: Option<f64>,
     pub(crate) dropped_choices: Option<f64>,
-    /// Whether the step has loads of experts, whatever they are; `ExpertLoads` reads them.
+    /// Whether the step has any loads of experts; `ExpertLoads` reads the loads.
     pub(crate) expert_loads: Option<IgnoredAny>,
     pub(crate) grad_norm: Option<f64>,
     pub(crate) lr: Option<f64>,
     pub(crate) tokens_per_s: Option<f64>,
     /// Samples trained on after this step, over all ranks.
     pub(crate) samples: Option<f64>,
-    /// Tokens of each of its samples, in a run with several lengths.
+    /// Tokens of each sample of the step, in a run with several lengths.
     pub(crate) seq_length: Option<f64>,
     pub(crate) step_ms: Option<f64>,
     /// Planned device memory of rank 0.

@@ -74,7 +74,7 @@ fn state(run: &Run) -> &'static str {
     }
 }
 
-/// The options that a run changed when it went on: step, option, before, then.
+/// The options that a run changed on going on: step, option, before, then.
 fn changed_settings(run: &Run) -> Vec<Vec<String>> {
     let shown = |value: &Option<Value>| value.as_ref().map_or("unset".into(), Value::to_string);
     let of_step = |row: &Row| -> Vec<Vec<String>> {

@@ -1,4 +1,4 @@
-//! A run as its folder shows it.
+//! A run, from the run's folder.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -34,10 +34,10 @@ const LARGEST_MADE: u64 = 2 << 30;
 /// The most timelines that are read.
 const MOST_TRACES: usize = 64;
 
-/// Content of a file that a run writes only if it is asked to, or why it is not shown, as a sentence.
+/// The content of a file that a run writes only on request, or why the file is not shown, as a sentence.
 pub(crate) type Made<T> = Result<T, String>;
 
-/// The graphs of one rank, as `--graph-report` writes them.
+/// The graphs of one rank, from `--graph-report`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct RankGraphs {
     pub(crate) rank: usize,
@@ -51,15 +51,15 @@ struct GraphFile {
     ranks: Vec<RankGraphs>,
 }
 
-/// A run, as far as its files tell.
+/// A run, as far as the run's files tell.
 pub struct Run {
-    /// The folder as the user named it.
+    /// The user's name of the folder.
     pub(crate) name: String,
     pub(crate) metrics: Metrics,
     pub(crate) expert_loads: ExpertLoads,
     pub(crate) samples: Vec<StepSamples>,
     pub(crate) settings: Settings,
-    /// The settings as options; `None` if this version of the trainer does not know them all.
+    /// The settings as options; `None` if this version of the trainer does not know all settings.
     pub(crate) config: Option<RunConfig>,
     pub(crate) log: Log,
     pub(crate) ranks: usize,
@@ -117,7 +117,7 @@ impl Run {
         layout::schedule(config, &[microbatches]).ok()
     }
 
-    /// Whether the run did all its steps, so that its files no longer change.
+    /// Whether the run did all steps, so that the run's files no longer change.
     pub fn is_done(&self) -> bool {
         self.log.is_done
     }
@@ -128,7 +128,7 @@ impl Run {
     }
 }
 
-/// The options in the text of a `config.toml`; `None` if this version of the trainer does not know them all.
+/// The options in the text of a `config.toml`; `None` if this version of the trainer does not know all options.
 pub(crate) fn config_in(text: &str) -> Option<RunConfig> {
     let mut sources = ConfigSources::default();
     sources.read_text(text, CONFIG).ok().map(|()| sources.resolve())

@@ -46,7 +46,7 @@ pub(crate) fn operations(runs: &[Run]) -> Markup {
     of_runs(runs, |_, run| run.traces.as_ref().map(|traces| top(traces)).map_err(String::as_str))
 }
 
-/// The operations by their total time over the timelines. The time of a transfer includes its wait for the other ranks.
+/// The operations by total time over the timelines. The time of a transfer includes its wait for the other ranks.
 fn top(traces: &[Trace]) -> Markup {
     let rows = totals(traces);
     let all: f64 = rows.iter().map(|(_, _, total)| total).sum();
@@ -70,7 +70,7 @@ fn top(traces: &[Trace]) -> Markup {
     table(&caption, &["operation", "count", "total, ms", "mean, ms", "share"], &rows)
 }
 
-/// Each operation with its count and its total in milliseconds, the largest total first.
+/// Each operation with the count and the total in milliseconds, the largest total first.
 fn totals(traces: &[Trace]) -> Vec<(&str, usize, f64)> {
     let mut totals: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
     for operation in traces.iter().flat_map(|trace| &trace.operations) {

@@ -1,4 +1,4 @@
-//! When each rank computed in a traced step, beside the schedule as it would be without waits.
+//! When each rank computed in a traced step, beside the schedule without waits.
 
 use common::Choice;
 use maud::{Markup, html};
@@ -21,13 +21,13 @@ const GAP: f64 = 1.0 / 2000.0;
 /// The same if tasks run beside each other: a kernel often waits while one of the other task runs.
 const GAP_BESIDE: f64 = 1.0 / 100.0;
 
-/// A box at least so wide has room for its letter and microbatch.
+/// The width from which on a task's box has room for a letter and a microbatch.
 const LABELLED: f64 = 14.0;
 
 /// The most ranks that are drawn.
 const MOST: usize = 16;
 
-/// Work of a rank without a break of its own.
+/// Work of a rank without a break in between.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Span {
     kind: Kind,
@@ -134,7 +134,7 @@ fn rank_step(rank: usize, operations: &[Operation], begin: f64, gap: f64) -> Ran
     step
 }
 
-/// Adds a span, or makes the last one of its kind and microbatch longer. Others may have begun since.
+/// Adds a span, or makes the last span of the same kind and microbatch longer. Others may have begun since.
 fn add(spans: &mut Vec<Span>, span: Span, gap: f64) {
     match spans.iter_mut().rfind(|last| (last.kind, last.microbatch) == (span.kind, span.microbatch)) {
         Some(last) if span.start <= last.end + gap => last.end = last.end.max(span.end),

@@ -28,7 +28,7 @@ choice! {
 }
 
 impl Kind {
-    /// The kind of a region, by its name.
+    /// The kind of a region, by the region's name.
     pub(crate) fn of_region(region: &str) -> Kind {
         let starts = |words: &[&str]| words.iter().any(|word| region.starts_with(word));
         match region {
@@ -55,7 +55,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// The operation without its region.
+    /// The operation's name without the region.
     pub(crate) fn short_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or(&self.name)
     }
@@ -134,7 +134,7 @@ impl Trace {
     }
 }
 
-/// Whether a span is a transfer between ranks, or to or from the host's memory, by its name and its details.
+/// Whether a span is a transfer between ranks, or to or from the host's memory, by the span's name and details.
 pub(crate) fn is_transfer<'d>(name: &str, detail: impl Fn(&str) -> Option<&'d str>) -> bool {
     let operation = name.rsplit('/').next().unwrap_or_default();
     let is_nccl = || detail("kernel").is_some_and(|kernel| kernel.to_lowercase().contains("nccl"));

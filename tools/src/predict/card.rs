@@ -23,9 +23,9 @@ const CARDS: &[(&str, &str)] = &[
 pub struct Card {
     /// The GPU's name.
     pub name: String,
-    /// Whether its rates were measured. Otherwise they follow from the data sheet and another card's efficiency.
+    /// Whether the card's rates were measured. Otherwise they follow from the data sheet and another card's efficiency.
     pub measured: bool,
-    /// All of its memory.
+    /// All of the card's memory.
     pub memory_gib: f64,
     /// The data sheet's dense peak. MFU is a share of it.
     pub peak_bf16_tflops: f64,
@@ -49,7 +49,7 @@ pub struct Card {
     pub libraries: Libraries,
 }
 
-/// TFLOP/s of large matrix products, by the type of their factors.
+/// TFLOP/s of large matrix products, by the type of the factors.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
@@ -73,7 +73,7 @@ pub struct AttentionRates {
     pub forward_tflops: Vec<f64>,
     /// Backward.
     pub backward_tflops: Vec<f64>,
-    /// Forward of samples of [`LONG`] tokens, as a multiple of these; at least 1.
+    /// Forward of samples of [`LONG`] tokens, as a multiple of `forward_tflops`; at least 1.
     #[serde(default = "long_forward_gain")]
     pub long_forward_gain: f64,
     /// Backward of the same.
@@ -83,7 +83,7 @@ pub struct AttentionRates {
 
 /// Tokens of samples that attention's rates are of.
 const SHORT: f64 = 2048.0;
-/// Tokens of samples that attention is as much faster for as its gain says.
+/// Tokens of samples that the gains of attention are of.
 const LONG: f64 = 32768.0;
 
 /// The gain of the H200, for files that name none.
@@ -127,13 +127,14 @@ pub struct MemoryRate {
     pub gb_per_s: f64,
 }
 
-/// The cost of every kernel besides its work.
+/// The cost of every kernel besides the kernel's work.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Kernel {
     /// Microseconds between dependent kernels of a graph. Other kernels may run meanwhile.
     pub latency_us: f64,
-    /// Microseconds that a kernel takes the GPU besides its work: while its first wave fills it, and its last drains.
+    /// Microseconds that a kernel takes the GPU besides the kernel's work: while its first wave fills it, and its last
+    /// drains.
     pub ramp_us: f64,
 }
 
@@ -145,10 +146,10 @@ pub struct NodeRates {
     pub ranks: Vec<f64>,
     /// Bus bandwidth, GB/s.
     pub bus_gb_per_s: Vec<f64>,
-    /// The time of a transfer besides its bytes, microseconds.
+    /// The time of a transfer besides the transfer's bytes, microseconds.
     pub latency_us: Vec<f64>,
-    /// The time of a transfer by the trainer's own kernels besides its bytes, microseconds. They transfer between ranks
-    /// that share layers.
+    /// The time of a transfer by the trainer's own kernels besides the transfer's bytes, microseconds. They transfer
+    /// between ranks that share layers.
     pub kernels_latency_us: f64,
 }
 
@@ -158,13 +159,13 @@ pub struct NodeRates {
 pub struct NetworkRates {
     /// Bandwidth of one GPU's port, GB/s.
     pub gb_per_s: f64,
-    /// The time of a transfer besides its bytes, microseconds.
+    /// The time of a transfer besides the transfer's bytes, microseconds.
     pub latency_us: f64,
     /// The additional latency of each further node, microseconds.
     pub hop_us: f64,
 }
 
-/// How transfers slow down kernels beside them.
+/// How transfers slow down kernels that run at the same time.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Overlap {
@@ -172,7 +173,7 @@ pub struct Overlap {
     pub transfer_share: f64,
 }
 
-/// Microseconds that a host is busy, and the rate of copies to it.
+/// Microseconds that a host is busy, and the rate of copies to the host.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct HostTimes {
@@ -258,7 +259,7 @@ impl Card {
         Ok(card)
     }
 
-    /// Bytes of its memory.
+    /// Bytes of the card's memory.
     pub fn room(&self) -> usize {
         (self.memory_gib * GIB) as usize
     }

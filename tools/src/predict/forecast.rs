@@ -20,7 +20,7 @@ use trainer::config::plan::{RunPlan, StateOnHost};
 use trainer::error::RunError;
 use trainer::run::state_on_host::least_share;
 
-/// Bytes of a rank's device memory, by their content.
+/// Bytes of a rank's device memory, by content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Memory {
     /// Weights in the types that products read, and master weights.
@@ -90,7 +90,7 @@ pub enum Fit {
 pub struct Forecast {
     /// Memory of a rank of each pipeline stage.
     pub memory: Vec<Memory>,
-    /// Whether the largest of them fits.
+    /// Whether the largest memory fits.
     pub fit: Fit,
     /// Seconds of a step.
     pub step: f64,
@@ -130,7 +130,7 @@ pub fn with_state_as_needed(plan: &RunPlan, card: &Card, node: usize) -> Result<
     Ok(plan.with_state_on_host(share))
 }
 
-/// A run's prediction on GPUs of this kind, `node` of them in each node. A share of the state on the host that is as needed
+/// A run's prediction on GPUs of this kind, `node` GPUs in each node. A share of the state on the host that is as needed
 /// counts as none.
 ///
 /// # Errors
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use trainer::config::ConfigSources;
 
-    /// GPT-2 124M in microbatches of one sample, with these settings.
+    /// GPT-2 124M in microbatches of one sample, with the given settings.
     fn plan(ranks: usize, settings: &[(&str, &str)]) -> RunPlan {
         let mut sources = ConfigSources::default();
         let always = [("model.preset", "gpt2-124m"), ("train.micro_batch_size", "1")];

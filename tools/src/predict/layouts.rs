@@ -25,7 +25,7 @@ pub struct Search<'s> {
     pub node: usize,
     /// The GPUs' kind.
     pub card: &'s Card,
-    /// Whether the user has set an option, by its key.
+    /// Whether the user has set an option, by the option's key.
     pub given: &'s dyn Fn(&str) -> bool,
     /// The most layouts to return.
     pub most: usize,
@@ -109,8 +109,8 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     Ok(Found { allowed, recorded, best })
 }
 
-/// A recomputed layout that lacks memory, with its feed-forward layers in tiles of tokens and its head in as many pieces, and
-/// its estimate.
+/// A recomputed layout that lacks memory, with feed-forward layers in tiles of tokens and the head in as many pieces, and
+/// the layout's estimate.
 fn in_tiles(
     search: &Search<'_>,
     rough: &Rough,
@@ -134,8 +134,8 @@ fn in_tiles(
     tiled.map(|plan| Ok((rough.estimate(&plan)?, plan))).transpose()
 }
 
-/// Layouts with the same parts as one, but with means in such amounts that they fill the GPU's memory, each with its
-/// estimate: of blocks that are recomputed as many save all as there is room for. Of a layout that lacks memory
+/// Layouts with the same parts as one, but with such amounts of the means that the GPU's memory is full, and an estimate
+/// of each: of blocks that are recomputed as many save all as there is room for. Of a layout that lacks memory
 /// data-parallel ranks divide gradients and weights, or as much of the optimizer's state lies on the host as is needed.
 fn filled(
     search: &Search<'_>,
@@ -186,11 +186,11 @@ fn filled(
     Ok(all)
 }
 
-/// How often a layout is recorded with more blocks recomputed, until it leaves the headroom.
+/// How often a layout is recorded with more blocks recomputed, until the headroom is left.
 const TRIES: usize = 4;
 
-/// A layout with its amounts settled on the whole plan, and its prediction. The estimate may have had too many blocks save
-/// all.
+/// A layout with the amounts settled on the whole plan, and the layout's prediction. The estimate may have had too many
+/// blocks save all.
 fn settled(plan: &RunPlan, card: &Card, node: usize) -> Result<(RunPlan, Forecast), RunError> {
     let mut plan = with_state_as_needed(plan, card, node)?;
     let mut found = forecast(&plan, card, node)?;

@@ -19,7 +19,7 @@ pub struct Limit {
     pub means: &'static str,
     /// The longest samples; `None` if none fits.
     pub longest: Option<Largest>,
-    /// The most blocks, with samples as they are; `None` if none fits.
+    /// The most blocks, with the run's own samples; `None` if no number of blocks fits.
     pub largest: Option<Largest>,
 }
 
@@ -32,13 +32,13 @@ pub struct Largest {
     pub parameters: usize,
     /// The memory of the rank that needs most.
     pub memory: Memory,
-    /// The memory that twice the value needs; `None` if the settings do not allow it.
+    /// The memory that twice the value needs; `None` if the settings do not allow twice the value.
     pub twice: Option<Memory>,
 }
 
 /// A size that is made as large as possible.
 struct Size {
-    /// The largest value is a multiple of it.
+    /// The number that the largest value is a multiple of.
     step: usize,
     set: fn(&mut RunConfig, usize),
     get: fn(&RunConfig) -> usize,
@@ -50,7 +50,7 @@ const TOKENS: Size =
 const BLOCKS: Size =
     Size { step: 1, set: |config, blocks| config.model.layers = blocks, get: |config| config.model.layers };
 
-/// Each means of more room, in the order of what it costs, with all before it.
+/// Each means of more room, in the order of cost, with all means before.
 type Means = (&'static str, fn(&mut RunConfig));
 
 const MEANS: [Means; 6] = [
@@ -70,7 +70,7 @@ const MEANS: [Means; 6] = [
     }),
 ];
 
-/// The limits of a run on its ranks, with one sample in a microbatch: with its own settings, and with each further
+/// The limits of a run on the run's ranks, with one sample in a microbatch: with its own settings, and with each further
 /// means that they allow.
 ///
 /// # Errors

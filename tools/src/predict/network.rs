@@ -11,7 +11,7 @@ use crate::predict::card::{Card, at};
 use trainer::config::TensorTransfers;
 use trainer::config::plan::RunPlan;
 
-/// The ranks of a cluster, and the links between them.
+/// The ranks of a cluster, and the links between ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Network {
     pub(super) card: Rc<Card>,
@@ -28,20 +28,20 @@ impl Network {
             && self.nodes(members) == 1
     }
 
-    /// Seconds of a transfer of `bytes` in all between these world ranks of one node, by kernels that read the other
+    /// Seconds of a transfer of `bytes` in all between the given world ranks of one node, by kernels that read the other
     /// GPUs' memory. They are priced as a ring. Between more than two ranks they were not measured.
     pub(super) fn by_kernels(&self, kind: CollectiveKind, bytes: f64, members: &[usize]) -> f64 {
         let (rate, _) = self.link(members);
         self.card.node.kernels_latency_us * 1e-6 + crossings(kind, members) * bytes / rate
     }
 
-    /// Seconds of a transfer of `bytes` in all between these world ranks, by NCCL.
+    /// Seconds of a transfer of `bytes` in all between the given world ranks, by NCCL.
     pub(super) fn by_nccl(&self, kind: CollectiveKind, bytes: f64, members: &[usize]) -> f64 {
         let (rate, latency) = self.link(members);
         latency + crossings(kind, members) * bytes / rate
     }
 
-    /// On how many nodes these ranks are.
+    /// The number of nodes that the given ranks are on.
     fn nodes(&self, members: &[usize]) -> usize {
         let mut nodes: Vec<usize> = members.iter().map(|rank| rank / self.node).collect();
         nodes.sort_unstable();
@@ -49,7 +49,7 @@ impl Network {
         nodes.len()
     }
 
-    /// Bytes a second of a ring over these ranks, and its latency in seconds.
+    /// Bytes a second of a ring over the given ranks, and the ring's latency in seconds.
     fn link(&self, members: &[usize]) -> (f64, f64) {
         let (node, network) = (&self.card.node, &self.card.network);
         let nodes = self.nodes(members);

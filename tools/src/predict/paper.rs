@@ -23,7 +23,7 @@ struct PaperGroup {
     name: String,
     rank: usize,
     members: Vec<usize>,
-    /// Kernels make its transfers.
+    /// Whether kernels make the group's transfers.
     kernels: bool,
 }
 
@@ -53,7 +53,7 @@ impl Communicator for PaperGroup {
     }
 }
 
-/// A rank's view of all ranks of a plan, and the bytes that libraries and communicators take on it.
+/// A rank's view of all ranks of a plan, and the bytes that libraries and communicators take on the rank.
 fn group(plan: &RunPlan, rank: usize, network: &Network) -> Result<(ProcessGroup, usize), RunError> {
     let (mut communicators, mut windows) = (0, 0);
     let mut connect = |name: &str, members: Vec<usize>| -> device::Result<Option<Rc<dyn Communicator>>> {
@@ -75,8 +75,8 @@ fn dry_device() -> Result<Device, RunError> {
     Ok(Device::host(HostOptions { threads: 1, check: false, dry: true })?)
 }
 
-/// The memory of a stage whose steps of so many microbatches are recorded, with its graphs, and libraries that take so many
-/// bytes without scratch.
+/// The memory of a stage with recorded steps of so many microbatches, with the stage's graphs, and libraries that take so
+/// many bytes without scratch.
 fn expected(stage: &mut Stage, microbatches: usize, libraries: usize) -> Memory {
     let mut scratch = 0;
     stage.graphs().list(Mode::Train.into(), microbatches, |entry| {
@@ -116,7 +116,7 @@ pub(super) struct RankStep {
     pub(super) submitted: Submitted,
 }
 
-/// The memory of each of these ranks, and its work in a step of the global batch.
+/// The memory of each of the given ranks, and the rank's work in a step of the global batch.
 ///
 /// # Errors
 /// Settings that exclude each other.

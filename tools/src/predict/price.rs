@@ -5,12 +5,12 @@ use device::{DType, Op, Tensor};
 
 use crate::predict::card::{Card, Pass, at};
 
-/// The cost of an operation without its waits for others.
+/// The cost of an operation without waits for others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Price {
-    /// Seconds before it works. Meanwhile the GPU may do other work.
+    /// Seconds before the operation works. Meanwhile the GPU may do other work.
     pub(super) latency: f64,
-    /// Seconds that it takes the GPU.
+    /// Seconds that the operation takes the GPU.
     pub(super) work: f64,
 }
 
@@ -42,8 +42,8 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
     Price { latency: card.kernel.latency_us * 1e-6, work: work + ramp }
 }
 
-/// A product takes the longer of its multiplications and its reads and writes. An epilogue's tensors come on top: the
-/// library's epilogues overlap with little, and a kernel of their own reads as much.
+/// The time of a product, the longer of multiplying, and of reading and writing. An epilogue's tensors come on top:
+/// the library's epilogues overlap with little, and a kernel of their own reads as much.
 fn product(op: &Op, gemm: &Gemm, card: &Card, tf32: bool) -> f64 {
     let bytes_per_second = card.memory.gb_per_s * 1e9;
     let epilogue = gemm.epilogue_bytes() as f64;

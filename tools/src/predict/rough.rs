@@ -29,7 +29,7 @@ pub(super) struct Roughly {
     pub(super) seconds: f64,
     /// Bytes of the rank that needs most.
     pub(super) bytes: usize,
-    /// The part of these bytes that can lie on the host: master weights and moments.
+    /// The part of `bytes` that can lie on the host: master weights and moments.
     state: usize,
 }
 
@@ -46,7 +46,7 @@ impl Roughly {
 /// A way to compute a block.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Way {
-    /// Ranks that share it.
+    /// Ranks that share the block.
     tensor: usize,
     /// Ranks that divide sequences.
     context: usize,
@@ -57,7 +57,7 @@ struct Way {
     recomputes: &'static str,
     keeps_attention: bool,
     mlp_tiles: usize,
-    /// What it saves lies on the host.
+    /// Whether what the block saves lies on the host.
     is_away: bool,
 }
 
@@ -250,7 +250,7 @@ fn saving_all(config: &RunConfig) -> RunConfig {
     config
 }
 
-/// The number of microbatches that a stage has room for with their activations. One of two chunks counts half.
+/// The number of microbatches whose activations a stage has room for. One of two chunks counts half.
 fn in_flight(schedule: Schedule, stage: usize, microbatches: usize) -> f64 {
     let (placement, group) = (schedule.placement(), schedule.group().unwrap_or(1));
     // With more than these a stage has no more in flight.

@@ -24,7 +24,7 @@ pub(super) struct RankTimes {
     pub(super) computing: f64,
     /// Nothing but transfers, between ranks or to and from the host, is under way.
     pub(super) only_transfers: f64,
-    /// The rank's times of computing, and their purpose: start, end, purpose.
+    /// The rank's times of computing, with the purpose of each: start, end, purpose.
     pub(super) spans: Vec<(f64, f64, Purpose)>,
 }
 
@@ -53,7 +53,7 @@ enum Event {
     Transferred { rank: usize, node: u32 },
     /// A copy to or from the host ends on a rank.
     Copied { rank: usize, node: u32 },
-    /// The kernel that a rank's GPU runs ends, unless its speed has changed since `version`.
+    /// The running kernel of a rank's GPU ends, unless the kernel's speed has changed since `version`.
     Computed { rank: usize, version: u64 },
     /// A kernel's latency is over.
     Ready { rank: usize, node: u32 },
@@ -65,14 +65,14 @@ struct Rank<'n> {
     dependents: Vec<Vec<u32>>,
     /// By operation: how many it still waits for.
     waits: Vec<u32>,
-    /// Kernels that are past their latency.
+    /// Kernels whose latency is over.
     queue: BinaryHeap<Reverse<u32>>,
     running: Option<u32>,
     /// Work of the running kernel that was left at `since`, in seconds at full speed.
     left: f64,
     since: f64,
     version: u64,
-    /// Kernels that run, are queued, or are in their latency.
+    /// Kernels that run, are queued, or are in latency.
     kernels: usize,
     /// Transfers under way.
     transfers: usize,
@@ -83,7 +83,7 @@ struct Rank<'n> {
     counted: f64,
 }
 
-/// Simulates a step of these ranks. `transfer_share` of a GPU is taken by transfers while any is under way.
+/// Simulates a step of the given ranks. `transfer_share` of a GPU is taken by transfers while any is under way.
 ///
 /// # Panics
 /// If ranks wait for each other: the schedules' tests show that they do not.

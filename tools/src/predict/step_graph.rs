@@ -1,4 +1,4 @@
-//! A rank's step as a graph of priced operations, made from its list.
+//! A rank's step as a graph of priced operations, made from the step's list.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::predict::network::Network;
 use crate::predict::price::{Price, price};
 use trainer::config::plan::RunPlan;
 
-/// The purpose of a part of a step, as the picture shows it.
+/// The purpose of a part of a step, as in the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// A forward.
@@ -26,7 +26,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// The purpose of a region, by its name in words.
+    /// The purpose of a region, by the region's name in words.
     fn of(scope: &str) -> Purpose {
         let words = || scope.split(' ');
         match words().find(|word| ["forward", "backward", "weights", "gradients"].contains(word)) {
@@ -55,7 +55,7 @@ pub(super) struct Submitted {
 pub(super) struct Node {
     pub(super) work: Work,
     pub(super) purpose: Purpose,
-    /// The operations that it waits for.
+    /// The operations that this operation waits for.
     pub(super) after: Vec<u32>,
 }
 
@@ -77,9 +77,9 @@ pub(super) enum Work {
 /// A transfer that several simulated ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Meeting {
-    /// The communicator, by its number among those of all simulated ranks.
+    /// The communicator's number among the communicators of all simulated ranks.
     pub(super) communicator: usize,
-    /// The transfer, by its number on the communicator.
+    /// The transfer's number on the communicator.
     pub(super) number: usize,
     /// The simulated ranks that take part.
     pub(super) ranks: usize,
@@ -96,7 +96,7 @@ impl Communicators {
     }
 }
 
-/// Makes a rank's graph from its list.
+/// Makes a rank's graph from the list of a step.
 pub(super) struct Builder {
     plan: Rc<RunPlan>,
     network: Network,
@@ -119,7 +119,7 @@ struct Group {
     transfers: usize,
     members: Vec<usize>,
     simulated: usize,
-    /// Whether its sums and gathers are made by kernels.
+    /// Whether kernels make the group's sums and gathers.
     kernels: bool,
 }
 
@@ -156,7 +156,7 @@ impl Builder {
         (std::mem::take(&mut self.nodes), std::mem::take(&mut self.communicators))
     }
 
-    /// The entries to come are of a list that runs behind those so far.
+    /// The entries to come are of a list that runs behind the entries so far.
     pub(super) fn next_list(&mut self) {
         self.of_lists_before = self.nodes.len();
     }
@@ -200,7 +200,7 @@ impl Builder {
         1.0 / self.plan.model.row_budget().map_or(ranks, |budget| budget.min(ranks))
     }
 
-    /// A transfer, and whether NCCL makes it.
+    /// A transfer as work, and whether NCCL makes the transfer.
     fn transfer(&mut self, transfer: &Collective) -> (Work, bool) {
         let filled = if matches!(transfer.kind, CollectiveKind::Rows(_)) { self.filled_rows() } else { 1.0 };
         let key = Rc::as_ptr(&transfer.communicator).cast::<()>();

@@ -105,7 +105,7 @@ fn look(purpose: Purpose) -> (&'static str, &'static str) {
     }
 }
 
-/// Spans of one purpose with less than `gap` seconds between them, as one.
+/// Spans of one purpose with less than `gap` seconds in between, joined.
 fn joined(spans: &[Span], gap: f64) -> Vec<Span> {
     let mut joined: Vec<Span> = Vec::new();
     for &(start, end, purpose) in spans {

@@ -46,7 +46,7 @@ pub struct Activity {
     pub transfers_ms: f64,
     /// Milliseconds with nothing but transfers under way.
     pub exposed_ms: f64,
-    /// Kernels of all steps by their time.
+    /// Kernels of all steps by duration.
     pub kernel_times: Histogram,
     /// Idle times between two kernels, of all steps.
     pub gaps: Histogram,

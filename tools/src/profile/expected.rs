@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::activity::SHORT_US;
 use super::result::{RankProfile, ScopeProfile};
 
-/// Microseconds between the end of a kernel in a graph and the start of the next that waits for it. Measured on an H200:
-/// one more kernel in a chain costs 0.7 us.
+/// Microseconds between the end of a kernel in a graph and the start of the kernel that waits for that end. Measured on
+/// an H200: one more kernel in a chain costs 0.7 us.
 const NODE_US: f64 = 0.7;
 
 /// Microseconds between the last kernel of a graph and the first of the next. Measured on an H200: graphs for each layer of
@@ -20,7 +20,7 @@ const HOST_LAUNCH_US: f64 = 6.0;
 /// From this busy share on graphs gain little.
 const BUSY: f64 = 0.95;
 
-/// Below this busy share a GPU waits for its host, if it has kernels enough.
+/// The busy share below which a GPU waits for the host, if there are kernels enough.
 const WAITING: f64 = 0.8;
 
 /// With so many short kernels in a step graphs are useful.

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct Launches {
     /// The graph: the region that it was captured from.
     pub graph: String,
-    /// How often it was launched, for all regions that it serves.
+    /// How often the graph was launched, for all regions that the graph serves.
     pub count: f64,
-    /// Milliseconds of the host's thread to launch it; on the host device, to run it.
+    /// Milliseconds of the host's thread to launch the graph; on the host device, to run the graph.
     pub host_ms: f64,
 }
 

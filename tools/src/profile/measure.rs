@@ -29,8 +29,8 @@ const SUBMITTED: usize = 3;
 /// The least steps in a row.
 const FEWEST: usize = 3;
 
-/// Measures `steps` steps in each scope, fewer if they take longer than `patience` seconds. All ranks call it together; all get
-/// the whole profile.
+/// Measures `steps` steps in each scope, fewer where `steps` steps take longer than `patience` seconds. All ranks call it
+/// together; all get the whole profile.
 ///
 /// # Errors
 /// See [`RunError`].

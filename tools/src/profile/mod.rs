@@ -1,5 +1,4 @@
-//! The time of a step by its parts, and the effect of graphs: the measurements, predictions and output of `trainer
-//! profile`.
+//! The time of a step by parts, and the effect of graphs: the measurements, predictions and output of `trainer profile`.
 //!
 //! A few steps run without graphs, and a few in each scope ([`measure()`]). From the timeline of each come the busy
 //! share of the GPU, its kernels and the gaps between them ([`Activity`]), the operations that take most of the time

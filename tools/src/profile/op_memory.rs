@@ -20,7 +20,7 @@ pub struct OpMemory {
     /// The type of a product's factors. Empty for other operations.
     #[serde(rename = "type")]
     pub dtype: String,
-    /// The tensors that one reads and writes, those of weights too.
+    /// The tensors that one such operation reads and writes, weights included.
     pub tensors: usize,
     /// Scratch memory.
     pub scratch: usize,

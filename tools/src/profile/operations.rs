@@ -1,4 +1,4 @@
-//! The operations that take most of a step, and their nearness to the GPU's limits.
+//! The operations that take most of a step, and the nearness of each to the GPU's limits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,16 +21,17 @@ pub struct Total {
     pub dtype: String,
     /// How many ran.
     pub count: f64,
-    /// Milliseconds of all of them. Operations on several streams run at the same time, so the sum may exceed a step.
+    /// Milliseconds of all such operations. Operations on several streams run at the same time, so the sum may exceed a
+    /// step.
     pub total_ms: f64,
     /// Milliseconds of one.
     pub mean_ms: f64,
-    /// Milliseconds of the host's thread for all of them: to submit them; on the host device, to run them.
+    /// Milliseconds of the host's thread for all such operations: to submit them; on the host device, to run them.
     pub host_ms: f64,
     /// Share of the time of all operations.
     pub share: f64,
-    /// The least time that the data sheet's peaks allow for its FLOPs and bytes, over its time. `None` for GPUs with
-    /// unknown peaks, and for transfers.
+    /// The least time that the data sheet's peaks allow for the operations' FLOPs and bytes, over the time taken. `None`
+    /// for GPUs with unknown peaks, and for transfers.
     pub of_limit: Option<f64>,
     /// Whether FLOPs set that limit, and not bytes.
     pub limited_by_flops: bool,

@@ -31,7 +31,7 @@ pub struct RankProfile {
     pub rank: usize,
     /// First the steps without graphs.
     pub scopes: Vec<ScopeProfile>,
-    /// The operations of a step without graphs, by their time.
+    /// The operations of a step without graphs, by time.
     pub operations: Vec<Total>,
     /// The memory of a step's operations without graphs, those first that run while most is in use.
     #[serde(default)] // Older profiles do not have it.
@@ -49,7 +49,7 @@ pub struct ScopeProfile {
     pub host_ms: f64,
     /// Graph launches of a step.
     pub launches: f64,
-    /// The same by graph, with the host's time for them.
+    /// Launches by graph, with the host's time for the launches.
     pub graphs: Vec<Launches>,
     /// Bytes of device memory.
     pub memory: Memory,
@@ -58,7 +58,7 @@ pub struct ScopeProfile {
 }
 
 impl Profile {
-    /// The rank that took longest for its steps without graphs.
+    /// The rank whose steps without graphs took longest.
     pub fn slowest(&self) -> &RankProfile {
         let step = |rank: &&RankProfile| rank.scopes[0].step_ms;
         let slowest = self.ranks.iter().max_by(|a, b| step(a).total_cmp(&step(b)));

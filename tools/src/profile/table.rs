@@ -14,7 +14,7 @@ pub(super) const LISTED: usize = 20;
 /// Graphs of a scope in the table.
 const LAUNCHED: usize = 4;
 
-/// A table's cells by row; the first row is the head, the first cell of a row its name.
+/// A table's cells by row; the first row is the head, the first cell of a row the row's name.
 pub(super) type Cells = Vec<Vec<String>>;
 
 /// The profile as tables for a terminal.
@@ -46,7 +46,7 @@ fn row(name: &str, scopes: &[ScopeProfile], cell: impl Fn(&ScopeProfile) -> Stri
     std::iter::once(name.to_string()).chain(scopes.iter().map(cell)).collect()
 }
 
-/// Times and their parts, by scope.
+/// Times of a step, and the parts of each, by scope.
 pub(super) fn scopes(profile: &Profile) -> Cells {
     let scopes = &profile.slowest().scopes;
     let share = |of: f64, all: f64| format!("{:.1} %", (100.0 * of / all).min(100.0));
@@ -98,7 +98,7 @@ pub(super) fn memory(profile: &Profile) -> Cells {
     ]
 }
 
-/// How long kernels take and how long the device waits between them, without graphs and in the fastest scope.
+/// How long kernels take and how long the device waits between kernels, without graphs and in the fastest scope.
 pub(super) fn histograms(profile: &Profile) -> Cells {
     let (eager, fastest) = (profile.slowest().eager(), profile.slowest().fastest());
     let head = [

@@ -48,7 +48,7 @@ pub(super) fn cause(
     })
 }
 
-/// An axis in words, with what its size has to do with the factor.
+/// An axis in words, with what the axis's size has to do with the factor.
 fn over(mesh: Mesh, axis: Axis, found: &Difference) -> String {
     let size = size_of(mesh, axis);
     let is = |expected: f64| found.factor.is_some_and(|factor| (factor / expected - 1.0).abs() < 1e-2);

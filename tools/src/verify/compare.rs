@@ -1,4 +1,4 @@
-//! The numbers of a layout beside those of one rank.
+//! The numbers of a layout beside the numbers of one rank.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -25,7 +25,7 @@ const OF_ALL: f32 = 1e-6;
 /// An update is a difference of two weights, which are rounded to 24 bits.
 const OF_WEIGHT: f32 = 4.0 / (1 << 24) as f32;
 
-/// One rank in the run's number format is off its own f32 numbers by some error. Ranks round at other places, so they
+/// One rank in the run's number format is off that rank's f32 numbers by some error. Ranks round at other places, so they
 /// are off by an error of the same size and another direction: the two are at most twice the error apart, and the error
 /// of a shard of a parameter is no more than a few times that of the whole.
 const ERRORS: f32 = 3.0;
@@ -38,7 +38,7 @@ const OF_VALUES: f32 = 1.0 / 64.0;
 const LEFT: f64 = 0.02;
 const LEFT_BY_ROUNDING: f64 = 0.3;
 
-/// How far numbers of ranks may be from those of one rank.
+/// How far numbers of several ranks may be from the numbers of one rank.
 #[derive(Clone, Copy)]
 pub(super) enum Bounds<'n> {
     /// All are f32. Sums are in another order.
@@ -81,7 +81,7 @@ impl fmt::Display for Compared {
     }
 }
 
-/// Compares the numbers of all ranks with those of one, step by step, then what one rank loads of their checkpoint.
+/// Compares the numbers of all ranks with one rank's, step by step, then what one rank loads of the ranks' checkpoint.
 ///
 /// # Errors
 /// The first number that differs.
@@ -224,7 +224,7 @@ impl Whole {
 
 /// How far values may be from one rank's.
 enum Allowed {
-    /// Each of them.
+    /// The same bound for each value.
     Each(f32),
     /// The root mean square over what a rank has, by the error of each of one rank's values.
     ByErrors(Vec<f32>),
@@ -347,7 +347,7 @@ fn differences(
     }
 }
 
-/// Adds the pairs of a rank, ours and one rank's at these places, that are further apart than allowed. Returns the
+/// Adds the pairs of a rank, ours and one rank's at the given places, that are further apart than allowed. Returns the
 /// difference of the others.
 fn add_different(whole: &Whole, at: &[usize], pairs: &[(f32, f32)], different: &mut Vec<(f32, f32)>) -> f32 {
     let by = |pair: &(f32, f32)| (pair.0 - pair.1).abs();

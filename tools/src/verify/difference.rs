@@ -11,7 +11,7 @@ pub(super) struct Difference {
     pub(super) what: String,
     /// The ranks that have another.
     pub(super) ranks: Vec<usize>,
-    /// Values that differ, of those that these ranks have together.
+    /// Values that differ, of all values that `ranks` have together.
     pub(super) elements: Option<(usize, usize)>,
     /// Of the first value: here, and on one rank.
     pub(super) values: (f64, f64),

@@ -43,7 +43,7 @@ pub(super) fn sizes(mesh: Mesh) -> [usize; 5] {
     AXES.map(|axis| size_of(mesh, axis))
 }
 
-/// A run's own layout, if it has at most 16 ranks. Otherwise smaller ones: all axes at 2, and every two of them at 3 or
+/// A run's own layout, if of at most 16 ranks. Otherwise smaller ones: all axes at 2, and every two of them at 3 or
 /// 4. An axis of 2 ranks cannot show if a number of ranks is taken for 2, or a neighbour for all others.
 pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
     if mesh.ranks() <= MOST_RANKS {
@@ -74,7 +74,8 @@ pub(super) fn layouts(mesh: Mesh) -> Vec<Mesh> {
     all
 }
 
-/// The mesh with these sizes along [`AXES`]. If whole experts have no ranks among the others, they have more of their own.
+/// The mesh with the given sizes along [`AXES`]. If whole experts have no ranks among the others, they have more of their
+/// own.
 pub(super) fn of_sizes([tensor, context, expert, data, pipeline]: [usize; 5], of_expert: OfExpert) -> Mesh {
     let stage = tensor * context * data;
     let with = |stage: usize, expert_tensor: usize| {
@@ -89,7 +90,7 @@ pub(super) fn of_sizes([tensor, context, expert, data, pipeline]: [usize; 5], of
     }
 }
 
-/// The same mesh with another size of an axis; `None` if these are too many ranks.
+/// The same mesh with another size of an axis; `None` for too many ranks.
 pub(super) fn with_size(mesh: Mesh, axis: Axis, size: usize) -> Option<Mesh> {
     let sizes = AXES.map(|of| if of == axis { size } else { size_of(mesh, of) });
     Some(of_sizes(sizes, OfExpert::on(mesh))).filter(|other| other.ranks() <= MOST_RANKS)

@@ -41,7 +41,7 @@ pub(crate) struct Trial {
 
 /// A layout that was verified.
 pub(crate) enum Verdict {
-    /// All numbers are those of one rank; what was compared, in lines.
+    /// All numbers agree with one rank's; what was compared, in lines.
     Same(Vec<String>),
     /// Some numbers are others: which, and over which axis, in words.
     Differs(String),

@@ -32,7 +32,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// The numbers of a step on a rank.
 #[derive(Clone, Debug)]
 pub(super) struct StepNumbers {
-    /// The loss, then the terms that training adds to it, by name.
+    /// The loss, then the terms that training adds to the loss, by name.
     pub(super) losses: Vec<(&'static str, f64)>,
     pub(super) grad_norm: f32,
     pub(super) loads: Vec<BlockLoad>,
@@ -44,7 +44,7 @@ pub(super) struct StepNumbers {
 #[derive(Clone, Debug)]
 pub(super) struct RankNumbers {
     pub(super) steps: Vec<StepNumbers>,
-    /// What a checkpoint keeps of it after the last step.
+    /// What a checkpoint keeps of the rank after the last step.
     pub(super) kept: Vec<Shard>,
 }
 
@@ -147,7 +147,7 @@ mod tests {
     use crate::verify::trials;
     use crate::verify::values::Values;
 
-    /// The numbers of a small model in the layout of its settings.
+    /// The numbers of a small model in the layout of the given settings.
     fn of(settings: &str, ranks: usize) -> Vec<RankNumbers> {
         let sources = ConfigSources::of_pairs(settings).unwrap();
         let [trial] = trials(&sources.resolve(), ranks).unwrap().try_into().ok().unwrap();

@@ -1,5 +1,5 @@
-//! Every layout trains as one rank does, whichever features meet in it: every pair of them meets in some case. And every
-//! number format does, in layouts of two and three axes.
+//! Every layout trains as one rank does, whichever features meet in the layout: every pair of them meets in some case.
+//! And every number format does, in layouts of two and three axes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ fn joined(text: &str) -> Vec<String> {
     lines.lines().filter(|line| !line.starts_with('#')).map(str::to_string).collect()
 }
 
-/// A value of every feature, by its number.
+/// A value of every feature, by the value's number.
 type Case = Vec<usize>;
 
 /// The pairs of values in a case: two features, each with its value.

@@ -33,9 +33,9 @@ enum Plant {
     Counted(Axis),
     /// Divided by the number of ranks of an axis.
     Divided(Axis),
-    /// The sum over the ranks of an axis that have other shards of the parameter, or have it already.
+    /// The sum over the ranks of an axis that have other shards of the parameter, or have the sum already.
     Summed(Axis),
-    /// Changed so on all ranks of a layout, with the words that name it.
+    /// Changed so on all ranks of a layout, with the words that name the change.
     Changed(fn(Mesh, &mut [Gradient]), [&'static str; 2]),
 }
 
@@ -180,7 +180,7 @@ fn planted_faults_of_divided_experts_are_found() {
     assert_found(EXPERTS, [2, 2, 1], &of_one);
 }
 
-/// Muon overwrites gradients, so they are told by its momentum.
+/// Muon overwrites gradients, so planted faults are told by Muon's momentum.
 #[test]
 fn planted_faults_are_found_with_muon() {
     let of_muon: [Fault; 2] =
@@ -275,7 +275,7 @@ fn assert_found(settings: &str, [tensor, pipeline, data]: [usize; 3], faults: &[
     }
 }
 
-/// A small model whose numbers are known, so that faults can be planted in them.
+/// A small model with known numbers, so that faults can be planted.
 struct Planted {
     trial: Trial,
     known: RefCell<HashMap<String, Numbers>>,

@@ -50,7 +50,7 @@ impl Samples {
         self.has_targets_apart().then(|| (first..first + count as u64).map(of).sum())
     }
 
-    /// Whether the targets are columns of their own.
+    /// Whether the samples' targets are separate columns.
     fn has_targets_apart(&self) -> bool {
         self.vocab > 0 && self.row.targets.start >= self.row.inputs.end
     }
@@ -77,7 +77,7 @@ impl Samples {
         }
     }
 
-    /// The columns of a sample from `first` on, as many as come before those of mismatched answers.
+    /// The columns of a sample from `first` on, as many as come before the columns of mismatched answers.
     fn half(&self, sample: u64, first: usize, length: Option<usize>) -> Vec<i32> {
         let SampleRow { width, inputs, targets, documents, pairs, mismatched, real, .. } = &self.row;
         let token = |at: usize| (uniform(sample, (first + at) as u64) * self.vocab as f32) as i32 % self.vocab as i32;

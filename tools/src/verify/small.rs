@@ -33,7 +33,7 @@ const INIT_STD: f64 = 0.1;
 
 /// The small model for a layout.
 pub(super) struct Small {
-    /// All of its numbers are f32.
+    /// The small run's configuration, with all numbers in f32.
     pub(super) config: RunConfig,
     /// The same in the run's own number format, if that is another.
     pub(super) rounded: Option<Rounded>,
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
     use crate::verify::layouts::{OfExpert, of_sizes};
 
-    /// The small model of a run, in a layout of these sizes along tensor, data and pipeline.
+    /// The small model of a run, in a layout of the given sizes along tensor, data and pipeline.
     fn of(settings: &str, [tensor, data, pipeline]: [usize; 3]) -> Small {
         let sources = ConfigSources::of_pairs(settings).unwrap();
         let config = sources.resolve();

@@ -48,11 +48,11 @@ pub(super) struct Shard {
     /// The place in the whole parameter.
     pub(super) slab: Slab,
     pub(super) here: Vec<f32>,
-    /// The largest weight in it, for updates: they are rounded as it is.
+    /// The largest weight in the shard, for updates: they are rounded as it is.
     pub(super) largest_weight: f32,
 }
 
-/// Weights and states of the optimizer, as they were before a step.
+/// Weights and states of the optimizer before a step.
 pub(super) struct Before(HashMap<(Values, String), Vec<f32>>);
 
 impl Before {
@@ -66,10 +66,10 @@ impl Before {
 struct Owned<'s> {
     spec: &'s ParamSpec,
     values: Values,
-    /// The elements of the stored parameter that they are of.
+    /// The elements of the stored parameter that the values are of.
     range: Range<usize>,
     here: Vec<f32>,
-    /// The sizes of a state that has its own.
+    /// The sizes of a state that differ from the parameter's.
     own_sizes: Option<Vec<usize>>,
 }
 
@@ -164,7 +164,7 @@ pub(super) fn kept(stage: &Stage) -> Result<Vec<Shard>, RunError> {
     Ok(shards)
 }
 
-/// Values of these sizes that a rank has whole.
+/// Values of the given sizes that a rank has whole.
 fn whole_shard(values: Values, spec: &ParamSpec, sizes: &[usize], here: Vec<f32>) -> Shard {
     let slab = Slab { offset: vec![0; sizes.len()], sizes: sizes.to_vec(), start: 0 };
     Shard { values, name: spec.name.clone(), whole: sizes.to_vec(), slab, here, largest_weight: 0.0 }

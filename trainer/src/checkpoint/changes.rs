@@ -136,14 +136,14 @@ const ALSO_WITHOUT_EFFECT: [&str; 7] = [
 pub struct Change {
     /// In the run that wrote the checkpoint.
     pub was: Option<Value>,
-    /// In the run that goes on from it.
+    /// The setting's value in the run that goes on from the checkpoint.
     pub now: Option<Value>,
 }
 
 /// Changed settings by key, such as `optimizer.lr`.
 pub type ChangedSettings = BTreeMap<String, Change>;
 
-/// The settings that differ between two configurations, texts of TOML, of those that numbers depend on.
+/// The settings that numbers depend on and that differ between two configurations, texts of TOML.
 pub(super) fn changed_settings(before: &str, now: &str) -> ChangedSettings {
     let values = |config: &str| {
         let mut values = by_key(config.parse().unwrap_or_default());

@@ -45,7 +45,7 @@ impl Hasher {
         }
     }
 
-    /// Adds a block, if it can on all cores.
+    /// Adds a block of the file to the hash, on all cores if possible.
     pub(super) fn add_on_all_cores(&mut self, block: &[u8]) {
         match self {
             Hasher::Sha256(_) => self.add(block),

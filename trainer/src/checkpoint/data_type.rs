@@ -25,7 +25,7 @@ impl DataType {
         }
     }
 
-    /// As options name it; f32 unless that is `f16` or `bf16`.
+    /// The data type that an option's word names; f32 for words other than `f16` and `bf16`.
     pub fn from_option(word: &str) -> DataType {
         match word {
             "f16" => DataType::F16,

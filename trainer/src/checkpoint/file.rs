@@ -4,7 +4,7 @@ use common::{Choice, choice};
 use data::CopiedFile;
 
 choice! {
-    /// The tensors of a file, by the word that its name begins with.
+    /// The tensors of a file, by the first word of the file's name.
     pub enum Tensors {
         /// Weights.
         Model = "model",
@@ -30,7 +30,7 @@ choice! {
     pub enum SourceFile {
         /// The model.
         Config = "hf-config.json",
-        /// How it generates text.
+        /// How the model generates text.
         Generation = "hf-generation_config.json",
         /// The model's tokenizer.
         Tokenizer = "hf-tokenizer.json",
@@ -48,12 +48,12 @@ choice! {
         SentencePiece = "hf-tokenizer.model",
         /// The chat template.
         ChatTemplate = "hf-chat_template.jinja",
-        /// The adapters that training began with, if it began with those of PEFT.
+        /// The adapters of PEFT that training began with, if any.
         Adapters = "hf-adapter_config.json",
     }
 }
 
-/// Such a file and its content.
+/// A file of the Hugging Face model, and the file's content.
 pub type KeptFile = (SourceFile, Vec<u8>);
 
 impl SourceFile {
@@ -62,7 +62,7 @@ impl SourceFile {
         self.word().trim_start_matches("hf-")
     }
 
-    /// Whether it belongs to the tokenizer, and not to the weights.
+    /// Whether the file belongs to the tokenizer, and not to the weights.
     pub(crate) fn is_of_tokenizer(self) -> bool {
         ![SourceFile::Config, SourceFile::Generation, SourceFile::Adapters].contains(&self)
     }

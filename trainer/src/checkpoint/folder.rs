@@ -46,7 +46,7 @@ pub(super) fn remove(path: &Path) -> std::io::Result<()> {
     remove_files(&renamed)
 }
 
-/// Removes a folder with the files in it that checkpoints have, and nothing else.
+/// Removes a folder of a checkpoint's files, and nothing else.
 ///
 /// # Errors
 /// Operating system errors; the folder holds other files, which stay.
@@ -78,7 +78,7 @@ fn has_only_our_files(folder: &Path) -> std::io::Result<bool> {
     Ok(true)
 }
 
-/// Whether it has the name of a checkpoint's file and is no folder.
+/// Whether the path has the name of a checkpoint's file and is no folder.
 fn is_our_file(path: &Path) -> std::io::Result<bool> {
     let name = path.file_name().and_then(|name| name.to_str());
     Ok(name.and_then(CheckpointFile::named).is_some() && !std::fs::symlink_metadata(path)?.is_dir())
@@ -226,14 +226,14 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
 pub(super) struct Kept {
     /// The name of the run.
     pub(super) run: Option<String>,
-    /// The number of the newest complete ones; 0 for all.
+    /// How many of the newest complete checkpoints stay; 0 for all.
     pub(super) newest: usize,
     /// Whether the one with the lowest validation loss stays too.
     pub(super) best: bool,
 }
 
-/// Removes older checkpoints of a run, of those of up to `step` steps, and keeps these. `complete` tells whether a checkpoint is
-/// complete. Checkpoints of other or unknown runs stay, and so do those with files of somebody else.
+/// Removes a run's older checkpoints, of up to `step` steps, except what `keep` names. `complete` tells whether a
+/// checkpoint is complete. Checkpoints of other or unknown runs stay, and so do those with files of somebody else.
 pub(super) fn prune(dir: &Path, step: usize, keep: &Kept, complete: impl Fn(&Path) -> bool) -> std::io::Result<()> {
     let ours = |path: &PathBuf| Manifest::read(path).is_ok_and(|manifest| manifest.run == keep.run);
     let older = steps(dir)?.into_iter().rev().filter(|(of, _)| *of <= step).map(|(_, path)| path);
@@ -260,7 +260,7 @@ pub(super) fn remove_all_but(dir: &Path, kept: Option<usize>) -> std::io::Result
     steps(dir)?.iter().filter(|(step, _)| Some(*step) != kept).try_for_each(|(_, path)| remove(path))
 }
 
-/// The complete checkpoint with the lowest validation loss; of equal ones the first. `None` if none was evaluated.
+/// The complete checkpoint with the lowest validation loss; the first of equal checkpoints. `None` if none was evaluated.
 fn best_of<'p>(all: &'p [PathBuf], complete: impl Fn(&Path) -> bool) -> Option<&'p PathBuf> {
     let loss = |path: &'p PathBuf| Some((Manifest::read(path).ok()?.validation?.loss()?, path));
     let losses = all.iter().filter(|path| complete(path)).filter_map(loss);
@@ -285,7 +285,7 @@ pub fn named_tokenizer(name: &str) -> String {
     newest.unwrap_or(path).display().to_string()
 }
 
-/// The validation loss of a checkpoint in words; empty if it was not evaluated.
+/// The validation loss of a checkpoint in words; empty without an evaluation.
 fn loss_of(manifest: &Manifest) -> String {
     let loss = manifest.validation.as_ref().and_then(ValidationEntry::loss);
     loss.map_or(String::new(), |loss| format!(", validation loss {loss:.4}"))

@@ -21,7 +21,7 @@ const LONGEST: u64 = 100_000_000;
 /// Most axes of a tensor.
 pub(super) const MOST_AXES: usize = 8;
 
-/// Bits of a value of a type, as the safetensors library has them; `None` for an unknown type.
+/// Bits of a value of a type, by the safetensors library; `None` for an unknown type.
 fn bits(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(8),
@@ -32,7 +32,7 @@ fn bits(dtype: &str) -> Option<u64> {
     }
 }
 
-/// The beginning of a file of these tensors, each with its name, type and shape: all but the values.
+/// The beginning of a file of the given tensors, with each tensor's name, type and shape: all but the values.
 pub(crate) fn beginning(tensors: impl Iterator<Item = (String, DataType, Vec<usize>)>) -> Vec<u8> {
     let mut end = 0;
     let info = |(name, dtype, shape): (String, DataType, Vec<usize>)| {
@@ -59,11 +59,11 @@ pub(crate) fn beginning(tensors: impl Iterator<Item = (String, DataType, Vec<usi
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct TensorHeader {
-    /// The type of its values.
+    /// The type of the tensor's values.
     pub(crate) dtype: String,
     /// The tensor's sizes.
     pub(crate) shape: Vec<usize>,
-    /// The tensor's first byte, and the one after its last, counted from the end of the header.
+    /// The tensor's first byte, and the byte after the last, counted from the end of the header.
     pub(crate) data_offsets: [u64; 2],
 }
 

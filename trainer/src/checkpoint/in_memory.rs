@@ -20,7 +20,7 @@ use super::unfinished::{rename, sync_folder};
 use crate::config::CheckpointConfig;
 use crate::error::{RunError, file_error};
 
-/// The folder for the states of a run with these settings; `None` if it keeps none in memory.
+/// The folder for the states of a run with the given settings; `None` if the run keeps no state in memory.
 pub fn state_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
     launch::state_folder().filter(|_| settings.keeps_states())
 }
@@ -28,7 +28,7 @@ pub fn state_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
 /// The most states that are in memory at once: the newest, and a newer one that is being written.
 pub(crate) const MOST_STATES: usize = 2;
 
-/// How many states a run with these settings may add to those that are in memory already.
+/// How many states a run with the given settings may add to the states that are in memory already.
 pub(crate) fn states_to_come(settings: &CheckpointConfig) -> usize {
     let there = |folder: PathBuf| steps(&folder).map_or(0, |states| states.len());
     state_folder(settings).map_or(0, |folder| MOST_STATES.saturating_sub(there(folder)))
@@ -75,7 +75,7 @@ pub(super) fn newer_state(
     newer
 }
 
-/// Whether the run that wrote a state has its checkpoints in `dir`.
+/// Whether the run that wrote a state has `dir` for checkpoints.
 fn is_of(state: &Path, dir: &Path) -> bool {
     let table = config(state).ok().and_then(|text| text.parse::<toml::Table>().ok());
     let named = table.as_ref().and_then(|table| table.get("checkpoint")?.get("dir")?.as_str());
@@ -117,7 +117,7 @@ pub fn copy_newest_state(memory: &Path, dir: &Path) -> Result<(Option<PathBuf>, 
     Ok((Some(path), newer.refused))
 }
 
-/// Copies all files of a state to a new folder and syncs them, the manifest last.
+/// Copies all files of a state to a new folder, the manifest last, and syncs each file.
 fn copy(state: &Path, manifest: &Manifest, folder: &Path) -> Result<(), WriteError> {
     empty_folder(folder).map_err(|error| WriteError(folder.into(), error))?;
     manifest.files.par_iter().try_for_each(|entry| match copy_file(state, &entry.name, folder)? == *entry {

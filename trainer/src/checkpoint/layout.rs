@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint that a rank has, and their places in memory.
+//! The tensors of a checkpoint that a rank has, and the tensors' places in memory.
 
 use device::{DType, Tensor};
 use engine::params::{CodeMemory, Param, Params, Slab};
@@ -29,14 +29,14 @@ pub(super) fn is_optional(name: &str) -> bool {
 /// This rank's part of a tensor of the checkpoint.
 pub(super) struct LocalTensor {
     pub(super) role: Role,
-    /// The file that it belongs to. If several ranks write, each has one of its own.
+    /// The file that the tensor belongs to. If several ranks write, each has one of its own.
     pub(super) file: Tensors,
     pub(super) name: String,
     /// The shape of the whole tensor, without padding.
     pub(super) shape: Vec<usize>,
     /// The slabs of the whole that layers here compute with. They start at their index in the stored parameter.
     pub(super) slabs: Vec<Slab>,
-    /// The parts of these slabs that this rank writes: what it updates, but for copies of another rank's.
+    /// The parts of `slabs` that this rank writes: what it updates, but for copies of another rank's.
     pub(super) written: Vec<Slab>,
     /// The elements that this rank updates, with padding rows, from `first` of the stored parameter on; of a frozen
     /// parameter all elements.
@@ -52,7 +52,7 @@ impl LocalTensor {
         self.memory.part(slab.start - self.first, slab.elements())
     }
 
-    /// The type of its values in a file.
+    /// The type of the tensor's values in a file.
     pub(super) fn data_type(&self) -> DataType {
         let dtype = match self.memory {
             SlabMemory::Values(values) => values.dtype,
@@ -66,7 +66,7 @@ impl LocalTensor {
 /// The memory of a slab's values.
 #[derive(Clone, Copy)]
 pub(super) enum SlabMemory {
-    /// Their own: f32, or bf16 of frozen weights and of moments that are kept so.
+    /// A tensor with the values: f32, or bf16 of frozen weights and of moments that are kept so.
     Values(Tensor),
     /// Of f32 master weights: that of weights in bf16, and of the remainders of their masters.
     Remainders { weights: Tensor, remainders: Tensor },
@@ -162,7 +162,7 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     all
 }
 
-/// A tensor of these sizes that every rank has whole that has it.
+/// A tensor of the given sizes that ranks never divide.
 fn whole_tensor(role: Role, name: String, sizes: &[usize], memory: Tensor, writes: bool) -> LocalTensor {
     let elements = memory.elements();
     let mut whole = vec![Slab { offset: vec![0; sizes.len()], sizes: sizes.to_vec(), start: 0 }];

@@ -80,7 +80,7 @@ pub(super) fn is_locked(dir: &Path, name: &str) -> bool {
     open_unlinked(&dir.join(name)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Makes the folder and the file if they are missing.
+/// Makes the lock's folder and file where missing.
 fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let made = Made(missing.map(Path::to_path_buf).collect());
@@ -94,7 +94,7 @@ fn is_still(path: &Path, file: &File) -> bool {
     matches!((std::fs::symlink_metadata(path), file.metadata()), (Ok(there), Ok(here)) if id(&there) == id(&here))
 }
 
-/// The file and the folders that the lock made, inner ones first.
+/// The file and the folders that the lock made, inner folders first.
 struct Made(Vec<PathBuf>);
 
 impl Drop for Made {

@@ -43,7 +43,7 @@ pub struct Progress {
     pub samples: u64,
 }
 
-/// A checkpoint's description of itself.
+/// The description of a checkpoint.
 ///
 /// Its hash covers the text that is written. To keep older checkpoints readable, a new field comes after the other
 /// optional ones, and is left out if it is empty.
@@ -66,7 +66,7 @@ pub struct Manifest {
     /// The name of the run. The run recognises its metrics by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// The identities of the data, so that a resumed run notices that they changed.
+    /// The identities of the data, so that a resumed run notices changed data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Identities>,
     /// The losses and norms of the last steps, if the run skips spikes.
@@ -75,7 +75,7 @@ pub struct Manifest {
     /// The validation losses so far, if the run was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<ValidationEntry>,
-    /// Every file but this one.
+    /// Every file of the checkpoint but the manifest.
     pub files: Vec<FileEntry>,
     /// Every part of every tensor.
     pub tensors: Vec<TensorEntry>,
@@ -116,11 +116,11 @@ pub struct FileEntry {
     pub name: String,
     /// The file's size.
     pub bytes: u64,
-    /// The hash of its content.
+    /// The hash of the file's content.
     pub hash: ContentHash,
 }
 
-/// A [`FileEntry`] as a manifest has it: one of the hashes, by the name of its kind.
+/// A [`FileEntry`] in the text of a manifest: one of the hashes, by the name of its kind.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileFields {
@@ -174,7 +174,7 @@ pub struct TensorEntry {
     pub sizes: Vec<usize>,
 }
 
-/// Damage of a checkpoint, and the file that has it.
+/// Damage of a checkpoint, and the damaged file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file} {problem}")]
 pub struct Damage {
@@ -220,7 +220,7 @@ impl Damage {
 }
 
 impl Manifest {
-    /// A manifest of this format, its own hash not yet set.
+    /// A manifest of this format, the manifest's hash not yet set.
     pub fn new(progress: Progress, applied: u32, skipped: u32) -> Manifest {
         let Progress { step, samples } = progress;
         Manifest { format: FORMAT, step, samples, applied, skipped, ..Manifest::default() }
@@ -236,7 +236,7 @@ impl Manifest {
         self.files.iter().fold(0, |all, file| all.saturating_add(file.bytes))
     }
 
-    /// Whether it lists a file of that name.
+    /// Whether the manifest lists a file of that name.
     pub(super) fn has_file(&self, name: &str) -> bool {
         self.files.iter().any(|file| file.name == name)
     }
@@ -316,7 +316,7 @@ impl Manifest {
     }
 }
 
-/// Fails unless parts of the same tensor cover it and do not overlap.
+/// Fails unless the parts of a tensor cover the whole and do not overlap.
 fn make_up_a_tensor(name: &str, mut parts: Vec<&TensorEntry>) -> Result<(), String> {
     let shape = &parts[0].shape;
     if parts.iter().any(|part| part.shape != *shape) {
@@ -349,7 +349,7 @@ pub(super) fn open(folder: &Path, name: &str) -> Result<File, Damage> {
 }
 
 impl TensorEntry {
-    /// The part's name in its file.
+    /// The part's name in the file.
     pub fn key(&self) -> &str {
         self.key.as_ref().unwrap_or(&self.name)
     }
@@ -392,7 +392,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// As an earlier build wrote it.
+    /// The text of a manifest that an earlier build wrote.
     const WRITTEN_BEFORE: &str = r#"{"format":1,"step":7,"samples":56,"applied":6,"skipped":1,"products":"p","run":"r","data":{"data.path":{"tokens":9,"sha256":"aa"}},"files":[{"name":"model.safetensors","bytes":12,"sha256":"bb"}],"tensors":[{"name":"wte.weight","file":"model.safetensors","key":"k","shape":[4,2],"offset":[2,0],"sizes":[2,2]},{"name":"wte.weight","file":"model.safetensors","shape":[4,2],"offset":[0,0],"sizes":[2,2]}],"sha256":"1431c422108de6ae78280f8006b455d429911ae6fa6938eda0fd0c30ed142aa9"}"#;
 
     #[test]

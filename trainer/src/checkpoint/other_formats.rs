@@ -11,7 +11,7 @@ use crate::config::{CheckpointConfig, Resume};
 /// A format, and an entry of a folder that shows it.
 struct Format {
     name: &'static str,
-    /// How a user gets a model of Hugging Face from it.
+    /// How a user gets a model of Hugging Face from a checkpoint of the format.
     export: &'static str,
     /// Whether an entry of that name is one of the format.
     has: fn(&str, &DirEntry) -> bool,
@@ -50,8 +50,8 @@ fn is_folder(entry: &DirEntry) -> bool {
     entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
 
-/// Fails if a run would look for its checkpoints, or write them, in a folder with another trainer's. If the folder also
-/// has checkpoints of ours, it is no mistake.
+/// Fails if a run would look for checkpoints, or write checkpoints, in a folder with another trainer's. If the folder
+/// also has checkpoints of ours, it is no mistake.
 ///
 /// # Errors
 /// Names the folder, the format, and the file that shows it. A folder that cannot be read is no error here.

@@ -1,4 +1,4 @@
-//! Files of a checkpoint as they are written. They are hashed and synced beside that.
+//! Files of a checkpoint during the writing. They are hashed and synced beside that.
 
 use std::fs::File;
 use std::io::{Error as IoError, Write};
@@ -32,7 +32,7 @@ pub(super) struct SaveSeconds {
     pub(super) hash: f64,
     pub(super) write: f64,
     pub(super) sync: f64,
-    /// The folder got its name.
+    /// The folder's change of name, from temporary to final.
     pub(super) rename: f64,
 }
 
@@ -55,7 +55,7 @@ impl std::fmt::Display for SaveSeconds {
     }
 }
 
-/// Work of another thread, and its time.
+/// Work of another thread, and the time of that work.
 type Beside<T> = JoinHandle<(T, Duration)>;
 
 /// A file being written, and its entry for the manifest.
@@ -125,7 +125,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Hashes the content on another thread, after what it got before. A little is hashed at once.
+    /// Hashes the content on another thread, after the file's content so far. A little is hashed at once.
     fn hash_beside(&mut self, content: Content) -> std::io::Result<()> {
         let mut hash = self.hash_so_far();
         if (*content).as_ref().len() < 1 << 16 {

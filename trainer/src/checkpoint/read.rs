@@ -32,13 +32,13 @@ const BLOCK: usize = 32 * CHUNK;
 /// The largest file of metrics that is read, in bytes: those of several million steps.
 const LARGEST_METRICS: u64 = 1 << 30;
 
-/// The largest file of a Hugging Face model but its weights that is read, in bytes. Tokenizers of 256 k tokens have 35 MB.
+/// The largest file of a Hugging Face model that is read, in bytes, weights apart. Tokenizers of 256 k tokens have 35 MB.
 pub const LARGEST_SOURCE_FILE: u64 = 128 << 20;
 
 /// The largest configuration that is read, in bytes.
 const LARGEST_CONFIG: u64 = 16 << 20;
 
-/// Fails unless the folder holds every file of its manifest in the right size. It reads no file but the manifest.
+/// Fails unless the folder holds every file of the manifest in the right size. It reads no file but the manifest.
 pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, Damage> {
     let manifest = Manifest::read(folder)?;
     for FileEntry { name, bytes, .. } in &manifest.files {
@@ -50,8 +50,8 @@ pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, Damage> {
     Ok(manifest)
 }
 
-/// Reads every byte of a checkpoint, on all cores, and compares it with its manifest. `activity` counts each MiB, so that the
-/// watch sees progress.
+/// Reads every byte of a checkpoint, on all cores, and compares the bytes with the manifest. `activity` counts each MiB,
+/// so that the watch sees progress.
 ///
 /// # Errors
 /// The first file that is missing, or has another size or content.
@@ -80,7 +80,7 @@ fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), 
     }
 }
 
-/// Fills the bytes from those of a file that begin with byte `first`, on all cores.
+/// Fills the bytes from the bytes of a file that begin with byte `first`, on all cores.
 fn read_exact(file: &File, first: u64, bytes: &mut [u8], activity: &Activity) -> std::io::Result<()> {
     bytes.par_chunks_mut(CHUNK).enumerate().try_for_each(|(number, chunk)| {
         file.read_exact_at(chunk, first + (number * CHUNK) as u64)?;
@@ -103,7 +103,7 @@ pub(super) fn metrics_of(folder: &Path, manifest: &Manifest) -> Result<Vec<u8>, 
     }
 }
 
-/// The files of the Hugging Face model that training began with, and their contents; usually none.
+/// The files of the Hugging Face model that training began with, and the files' contents; usually none.
 pub(super) fn source_files(folder: &Path, manifest: &Manifest) -> Result<Vec<KeptFile>, Damage> {
     let there = SourceFile::ALL.iter().filter(|file| manifest.has_file(file.word()));
     there.map(|file| Ok((*file, content(folder, file.word(), LARGEST_SOURCE_FILE)?))).collect()
@@ -152,7 +152,7 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     Ok(())
 }
 
-/// Bytes that are read at once, on all cores, before they go to the device.
+/// Bytes that are read at once, on all cores, on the way to the device.
 const AT_ONCE: usize = 512 << 20;
 
 /// Reads tensors on all cores, several at once: as many neighbours as have [`AT_ONCE`] bytes together, or one. The next
@@ -298,7 +298,7 @@ struct TensorFiles {
 }
 
 impl TensorFiles {
-    /// Opens the files of these parts.
+    /// Opens the files of the given parts.
     fn open<'p>(folder: &Path, parts: impl Iterator<Item = &'p &'p TensorEntry>) -> Result<TensorFiles, Damage> {
         let mut files = BTreeMap::new();
         for name in parts.map(|part| &part.file) {
@@ -311,7 +311,7 @@ impl TensorFiles {
         Ok(TensorFiles { open: files })
     }
 
-    /// The values of one part, from its file.
+    /// The values of one part, from the part's file.
     fn read(&self, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
         let name = &part.file;
         let (file, header) = &self.open[name];
@@ -339,7 +339,7 @@ impl TensorFiles {
     }
 }
 
-/// Whether a file's part of a tensor and a slab of it have elements in common.
+/// Whether a file's part of a tensor and a slab of the tensor have elements in common.
 fn overlap(part: &TensorEntry, slab: &Slab) -> bool {
     (0..part.shape.len()).all(|axis| {
         let (a, b) = (part.offset[axis], slab.offset[axis]);

@@ -16,7 +16,7 @@ pub(super) enum FolderName {
     Temporary,
 }
 
-/// The meaning of a path's last part; `None` unless it is exactly a name that a run gives.
+/// The meaning of a path's last part; `None` for a part that is not exactly a name that a run gives.
 pub(super) fn folder_name(path: &Path) -> Option<FolderName> {
     let name = path.file_name()?.to_str()?;
     let digits = |text: &str| text.parse().ok().filter(|step| step_name(*step).strip_prefix("step-") == Some(text));
@@ -27,8 +27,8 @@ pub(super) fn folder_name(path: &Path) -> Option<FolderName> {
     }
 }
 
-/// The steps of the checkpoint in a folder by its name; `None` for another name. A path such as `.` has the name of the
-/// folder that it leads to.
+/// The steps of the checkpoint in a folder, from the folder's name; `None` for another name. A path such as `.` has the
+/// name of the folder that it leads to.
 pub(super) fn step_of(folder: &Path) -> Option<usize> {
     let of = |path: &Path| match folder_name(path) {
         Some(FolderName::Checkpoint(step)) => Some(step),

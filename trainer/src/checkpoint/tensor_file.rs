@@ -29,7 +29,7 @@ pub(super) struct TensorFile<'t> {
 }
 
 impl<'t> TensorFile<'t> {
-    /// This rank's file of these tensors; `None` if the rank has nothing to write to it.
+    /// This rank's file of the tensors `of`; `None` if the rank has no such tensors to write.
     pub(super) fn new(of: Tensors, writers: &Writers, all: &'t [LocalTensor]) -> Option<TensorFile<'t>> {
         let slabs = || written(all).filter(|(tensor, ..)| tensor.file == of);
         let tensor = |(tensor, number, slab): (&LocalTensor, usize, &Slab)| {
@@ -46,7 +46,7 @@ impl<'t> TensorFile<'t> {
         (self.header.len() + data) as u64
     }
 
-    /// The device's memory with its values, in order.
+    /// The device's memory with the file's values, in order.
     pub(super) fn memory(&self) -> Vec<Tensor> {
         self.slabs.iter().flat_map(|(tensor, slab)| tensor.memory_of(slab).tensors()).collect()
     }
@@ -57,7 +57,7 @@ impl<'t> TensorFile<'t> {
         self.content(Values::Copied(copy, slabs.collect()))
     }
 
-    /// A channel for the values on their way to the disk. A few of them fit in.
+    /// A channel for the file's values on the way to the disk. A few of them fit in.
     pub(super) fn channel(&self) -> (SyncSender<Content>, FileContent) {
         let (values, received) = sync_channel(WAITING);
         (values, self.content(Values::Fed(received)))
@@ -67,7 +67,7 @@ impl<'t> TensorFile<'t> {
         FileContent { file: self.file, header: self.header.clone(), bytes: self.bytes(), values }
     }
 
-    /// Reads its values from the device, in order. It ends early if nobody takes them any more.
+    /// Reads the file's values from the device, in order. It ends early if nobody takes them any more.
     ///
     /// # Errors
     /// Errors of the device.
@@ -97,7 +97,7 @@ enum Values {
     Fed(Receiver<Content>),
 }
 
-/// Values of the run that are on their way.
+/// Values of the run on the way from the device to the disk.
 struct Downloaded<T>(Vec<T>);
 
 impl<T: Element> AsRef<[u8]> for Downloaded<T> {
@@ -173,7 +173,7 @@ impl Source for HostCopy {
     }
 }
 
-/// The values of a slab as a file has them.
+/// The values of a slab in the form of a file.
 fn content(slab: SlabMemory, source: &impl Source) -> device::Result<Content> {
     Ok(match slab {
         SlabMemory::Values(values) if values.dtype == DType::Bf16 => {
@@ -226,14 +226,14 @@ pub(super) fn tensor_entries(writers: &Writers, tensors: &[LocalTensor]) -> Vec<
     written(tensors).map(entry).collect()
 }
 
-/// The slabs that this rank writes, each with its tensor and its number within the tensor.
+/// The slabs that this rank writes, each with the tensor and the slab's number within the tensor.
 fn written(tensors: &[LocalTensor]) -> impl Iterator<Item = (&LocalTensor, usize, &Slab)> {
     tensors
         .iter()
         .flat_map(|tensor| tensor.written.iter().enumerate().map(move |(number, slab)| (tensor, number, slab)))
 }
 
-/// The name of a slab in its file.
+/// A slab's name in the checkpoint's file.
 fn key(tensor: &LocalTensor, number: usize) -> String {
     if tensor.written.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
 }

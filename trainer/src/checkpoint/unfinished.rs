@@ -27,13 +27,13 @@ const POLL: Duration = Duration::from_millis(20);
 /// How long a rank waits after a fault for the checkpoint that is being written.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The folders of a checkpoint, and its size.
+/// The folders and the size of a checkpoint.
 pub(super) struct Target {
     /// The folder of the run's checkpoints.
     pub(super) dir: PathBuf,
     /// The temporary folder of the files.
     pub(super) folder: PathBuf,
-    /// The folder's name once it is complete.
+    /// The folder's name when the checkpoint is complete.
     pub(super) path: PathBuf,
     /// Bytes of all files.
     pub(super) needed: u64,
@@ -62,7 +62,7 @@ struct Written {
 /// A checkpoint that is on disk.
 pub(super) struct Published {
     pub(super) path: PathBuf,
-    /// Bytes of all its files but the manifest.
+    /// Bytes of all files of the checkpoint but the manifest.
     bytes: u64,
     /// From the beginning of the save, in seconds.
     all: f64,
@@ -77,7 +77,7 @@ impl std::fmt::Display for Published {
     }
 }
 
-/// What all ranks agreed about their files.
+/// The agreement of all ranks about the checkpoint's files.
 #[derive(Clone, Default)]
 struct Agreed(Arc<AtomicU8>);
 
@@ -113,7 +113,7 @@ pub(super) struct UnfinishedSave {
     has_failed: bool,
 }
 
-/// What has become of a checkpoint since it was last asked.
+/// What has become of a checkpoint since the last question.
 pub(super) enum News {
     /// Nothing is known yet.
     None,
@@ -205,7 +205,7 @@ impl UnfinishedSave {
         thread.map_err(|error| self.target.error(WriteError(self.target.path.clone(), error)))
     }
 
-    /// Whether a thread of this rank still works on it.
+    /// Whether a thread of this rank still works on the checkpoint.
     pub(super) fn is_under_way(&self) -> bool {
         let writes = self.writer.as_ref().is_some_and(|writer| !writer.is_finished());
         writes || self.publisher.as_ref().is_some_and(|publisher| !publisher.is_finished())
@@ -299,7 +299,7 @@ fn join<T>(task: JoinHandle<T>) -> T {
     task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Writes files, each on a thread of its own.
+/// Writes files side by side, with a thread for each file.
 fn side_by_side(
     files: Vec<FileContent>,
     folder: &Path,
@@ -329,7 +329,7 @@ fn leave_note(path: &Path, written: &Written) -> Result<(), WriteError> {
     std::fs::write(path, text).map_err(|error| WriteError(path.into(), error))
 }
 
-/// Takes a note as soon as it is there. A part of one is not taken: it is no JSON.
+/// Takes a rank's note as soon as the note is there. A part of one is not taken: it is no JSON.
 fn await_note(path: &Path, agreed: &Agreed) -> Result<Written, WriteError> {
     loop {
         let (must_be_there, is_abandoned) = (agreed.is(Agreed::WRITTEN), agreed.is(Agreed::ABANDONED));
@@ -350,8 +350,8 @@ fn take_note(path: &Path) -> Result<Written, WriteError> {
     Ok(written)
 }
 
-/// Writes these files with their contents, then the manifest, and syncs the folder. Returns the bytes of all files but the
-/// manifest.
+/// Writes the checkpoint's other files with the given contents, then the manifest, and syncs the folder. Returns the
+/// bytes of all files but the manifest.
 fn write_rest<'f>(
     folder: &Path,
     files: impl Iterator<Item = (CheckpointFile, &'f [u8])>,

@@ -1,11 +1,11 @@
-//! The validation losses of a run, as far as later steps need them: the lowest, and the evaluations since.
+//! The validation losses of a run that later steps need: the lowest, and the evaluations since.
 
 use serde::{Deserialize, Serialize};
 
 /// The validation losses of a run so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Validated {
-    /// The loss of the state as it is, if it was evaluated.
+    /// The loss of the present state, if evaluated.
     pub loss: Option<f64>,
     /// The lowest loss so far.
     pub best: f64,
@@ -62,7 +62,7 @@ impl ValidationEntry {
         })
     }
 
-    /// The losses, as the run goes on with them.
+    /// The losses that the run goes on with.
     pub(super) fn validated(&self) -> Validated {
         let ValidationEntry { loss, best, best_step, since } = *self;
         Validated { loss: loss.map(f64::from_bits), best: f64::from_bits(best), best_step, since }

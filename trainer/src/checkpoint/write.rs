@@ -1,4 +1,4 @@
-//! Writing a checkpoint, so that it is complete or not there.
+//! Writes a checkpoint whole or not at all.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,23 +29,23 @@ pub struct Origin {
     pub config: String,
     /// The name of the run.
     pub run: Option<String>,
-    /// The identities of its data.
+    /// The identities of the run's data.
     pub data: Option<Identities>,
-    /// The files that hold the tokenizer of its data and its chat template, and their contents.
+    /// The files with the tokenizer and the chat template of the run's data, and the files' contents.
     pub copies: Vec<(CopiedFile, Vec<u8>)>,
-    /// The files of the Hugging Face model that it began with, and their contents.
+    /// The files of the Hugging Face model that the run began with, and the files' contents.
     pub source: Vec<KeptFile>,
 }
 
 impl Origin {
-    /// The files that say it, and their contents, without the manifest.
+    /// The files of the origin, and the files' contents, without the manifest.
     pub(super) fn files(&self) -> impl Iterator<Item = (CheckpointFile, &[u8])> {
         let copies = self.copies.iter().map(|(file, content)| (CheckpointFile::Copied(*file), &content[..]));
         let source = self.source.iter().map(|(file, content)| (CheckpointFile::Source(*file), &content[..]));
         [(CheckpointFile::Single(Single::Config), self.config.as_bytes())].into_iter().chain(copies).chain(source)
     }
 
-    /// Bytes of these files.
+    /// Bytes of the origin's files.
     fn bytes(&self) -> u64 {
         self.files().map(|(_, content)| content.len() as u64).sum()
     }
@@ -72,9 +72,9 @@ pub struct SaveRequest<'s> {
     pub origin: &'s Arc<Origin>,
     /// The run's lines of metrics that could not be written elsewhere. Only the rank that leads writes them.
     pub metrics: &'s [u8],
-    /// The ranks that write, and their shares.
+    /// The ranks that write, and the share of each.
     pub writers: &'s Writers,
-    /// When it is written.
+    /// When the checkpoint is written.
     pub occasion: Occasion,
     /// The memory that the state is copied to, so that training may go on while the copy is written. `None`: training waits.
     pub memory: Option<&'s Staging>,
@@ -159,7 +159,7 @@ pub(super) fn copy_blocks(stage: &Stage, writers: &Writers) -> Vec<usize> {
     device::copy_blocks(&memory)
 }
 
-/// Bytes of this rank's files, and of a copy of what is in them.
+/// Bytes of this rank's files, and of a copy of the files' contents.
 pub(crate) fn rank_bytes(stage: &Stage, writers: &Writers) -> u64 {
     tensor_files(&local_tensors(stage), writers).iter().map(TensorFile::bytes).sum()
 }

@@ -16,7 +16,7 @@ pub struct Writers {
     /// This rank's number among the ranks with different parts of the state: the ranks that share layers, those that divide
     /// experts, the stages, and with a distributed optimizer all ranks.
     pub rank: usize,
-    /// How many these are.
+    /// The number of ranks with different parts of the state.
     pub ranks: usize,
     /// Whether this rank writes. Other ranks with the same state do not, but go through the same steps.
     pub writes: bool,
@@ -65,7 +65,7 @@ impl Writers {
         }
     }
 
-    /// This rank's file of these tensors.
+    /// This rank's file of the tensors `of`.
     pub(super) fn file(&self, of: Tensors) -> CheckpointFile {
         CheckpointFile::Tensors(of, (self.ranks > 1).then_some((self.rank, self.ranks)))
     }

@@ -1,4 +1,4 @@
-//! Checks of single values of a configuration, each with its rule and a fix.
+//! Checks of single values of a configuration, each with a rule and a fix.
 
 use common::UserError;
 
@@ -36,7 +36,7 @@ pub fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<
     require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
 }
 
-/// Fails on a number that f32 holds as infinity, or as 0 though it is not 0. Devices compute with f32.
+/// Fails on a number that f32 holds as infinity, or as 0 though the number is not 0. Devices compute with f32.
 pub fn fits_f32(key: &str, value: f64) -> Result<(), UserError> {
     let near = value as f32;
     within(

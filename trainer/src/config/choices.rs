@@ -26,7 +26,7 @@ choice! {
 }
 
 choice! {
-    /// The score of a group of experts, from those of its experts.
+    /// The score of a group of experts, from the experts' scores.
     pub enum ExpertGroupScore {
         /// The highest.
         Highest = "highest",
@@ -54,7 +54,7 @@ choice! {
         Llama3 = "llama3",
         /// YaRN: by the turns over the original context, and a factor of queries and keys.
         Yarn = "yarn",
-        /// YaRN without rounding the numbers of pairs, as gpt-oss has it.
+        /// YaRN without rounding the numbers of pairs, as in gpt-oss.
         YarnExact = "yarn_exact",
         /// All by the same factor.
         Linear = "linear",
@@ -100,7 +100,7 @@ choice! {
     pub enum SyncDebugChoice {
         /// Nothing.
         Off = "off",
-        /// A warning names it.
+        /// A warning names the call.
         Warn = "warn",
         /// The call fails.
         Error = "error",
@@ -225,7 +225,7 @@ choice! {
         PerChunk = "per_chunk",
         /// All microbatches of a step.
         FullIteration = "full_iteration",
-        /// The fastest of them, measured at the run's start.
+        /// The fastest scope, measured at the run's start.
         Auto = "auto",
     }
 }
@@ -233,7 +233,7 @@ choice! {
 choice! {
     /// How microbatches share memory.
     pub enum GraphMempool {
-        /// Each microbatch in flight has a slot of its own.
+        /// A separate slot for each microbatch in flight.
         PerMicrobatch = "per_microbatch",
         /// One plan over the whole step.
         Single = "single",
@@ -243,7 +243,7 @@ choice! {
 choice! {
     /// The memory of the eager step of a verification.
     pub enum VerifyMemory {
-        /// In memory of its own.
+        /// Memory apart from that of the graphs.
         Apart = "apart",
         /// The memory of the graphs.
         Shared = "shared",
@@ -263,7 +263,7 @@ choice! {
 }
 
 impl FrozenWeights {
-    /// The form of codes; `None` if they are no codes.
+    /// The form of codes; `None` for weights that are no codes.
     pub fn codes(self) -> Option<CodeForm> {
         match self {
             FrozenWeights::Compute => None,

@@ -4,7 +4,7 @@ use toml::{Table, Value};
 
 use crate::config::{ConfigSources, ModelConfig, ModelKind};
 
-/// Options of a model that do not make it another one.
+/// Options of a model that do not make another model.
 const NO_OTHER_MODEL: [&str; 6] =
     ["preset", "init_from", "hidden_dropout", "attention_dropout", "dropouts", "loss_pieces"];
 
@@ -26,7 +26,7 @@ pub(crate) fn name_in(config: &str) -> String {
     model.map_or("run".into(), |model| name(&model))
 }
 
-/// The name; if the sizes are not a preset's, also their source.
+/// The model's name; if the sizes are not a preset's, also the source of the sizes.
 pub fn describe(model: &ModelConfig) -> String {
     let changes = changes(model);
     match &model.init_from {
@@ -39,7 +39,7 @@ pub fn describe(model: &ModelConfig) -> String {
     }
 }
 
-/// The options that differ from those of the preset.
+/// The options that differ from the preset's.
 fn changes(model: &ModelConfig) -> Vec<(String, Value)> {
     let mut sources = ConfigSources::default();
     let table = |model: &ModelConfig| Table::try_from(model).unwrap_or_default();

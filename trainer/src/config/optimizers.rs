@@ -53,9 +53,9 @@ impl Choice for OptimizerChoice {
 pub struct OwnOptimizer {
     /// The word of `optimizer.kind`.
     pub name: &'static str,
-    /// The settings of `optimizer` that it reads, beside those that all optimizers have; such as `betas`.
+    /// The settings of `optimizer` that the optimizer reads, beside the settings of all optimizers; such as `betas`.
     pub reads: &'static [&'static str],
-    /// The parameters that it updates; `None` for all. AdamW updates the others.
+    /// The parameters that the optimizer updates; `None` for all. AdamW updates the others.
     pub takes: Option<fn(&ParamSpec) -> bool>,
     /// The rule for a run.
     pub rule: fn(&RunConfig) -> Result<Arc<dyn UpdateRule>, UserError>,
@@ -76,7 +76,7 @@ fn own(name: &str) -> Option<&'static OwnOptimizer> {
 choice_as_word!(OptimizerChoice);
 
 impl OptimizerChoice {
-    /// The settings that it reads, beside those that all optimizers have.
+    /// The settings that the optimizer reads, beside the settings of all optimizers.
     pub(super) fn settings(self) -> &'static [&'static str] {
         match self {
             OptimizerChoice::AdamW => {
@@ -92,7 +92,7 @@ impl OptimizerChoice {
     }
 }
 
-/// The groups of parameters, each with its rule. Muon computes its products in `products`.
+/// The groups of parameters, with an update rule for each group. Muon computes its products in `products`.
 ///
 /// # Errors
 /// A value out of its range.

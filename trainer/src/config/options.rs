@@ -26,15 +26,15 @@ pub enum Kind {
     Float,
     /// Text that is not empty.
     Text,
-    /// One of these words, those of a [`Choice`].
+    /// One of the words of a [`Choice`].
     Choice(&'static [&'static str]),
-    /// Any of these words, those of a [`Choice`].
+    /// Any words of a [`Choice`].
     Choices(&'static [&'static str]),
     /// Whole numbers.
     Integers,
     /// Numbers.
     Floats,
-    /// Texts, none of them empty. The flag takes several values.
+    /// A list of texts, none empty. The flag takes several values.
     Texts,
     /// A path, or a list of paths, or of weights and paths. The flag takes several values.
     Paths,
@@ -65,11 +65,11 @@ pub struct OptionSpec {
     pub key: &'static str,
     /// The flag, without the leading dashes.
     pub flag: &'static str,
-    /// Other names of the flag, Megatron's among them.
+    /// Other names of the flag, among those Megatron's.
     pub aliases: &'static [&'static str],
     /// A TOML value. Empty if the option is unset by default.
     pub default: &'static str,
-    /// The kind of its value.
+    /// The kind of the option's value.
     pub kind: Kind,
     /// The option's effect, for help and documents.
     pub doc: &'static str,
@@ -88,7 +88,7 @@ pub(crate) const fn option(
 }
 
 impl OptionSpec {
-    /// The flag and its other names.
+    /// All names of the flag.
     pub fn flags(&self) -> impl Iterator<Item = &'static str> {
         once(self.flag).chain(self.aliases.iter().copied())
     }

@@ -9,7 +9,7 @@ use crate::config::RunConfig;
 /// The training run that a command line asks for.
 #[derive(Clone, Debug)]
 pub struct TrainRequest {
-    /// The time at which this process read its command line.
+    /// The time at which this process read the command line.
     pub began: Instant,
     /// The resolved configuration.
     pub config: RunConfig,

@@ -50,7 +50,7 @@ impl RunConfig {
     }
 }
 
-/// The values of a configuration by their keys, such as `optimizer.lr`. Unset options are absent.
+/// The values of a configuration by key, such as `optimizer.lr`. Unset options are absent.
 pub fn by_key(config: toml::Table) -> BTreeMap<String, Value> {
     let sections = config.into_iter().filter_map(|(section, content)| match content {
         Value::Table(content) => Some((section, content)),
@@ -82,7 +82,7 @@ impl CheckpointConfig {
 const STEP: &str = "step";
 
 impl DpoConfig {
-    /// Each step computes the references of its pairs, by the model without its adapters.
+    /// Each step computes the references of the step's pairs, by the model without adapters.
     pub fn references_in_step(&self) -> bool {
         self.references.as_deref() == Some(STEP)
     }

@@ -145,8 +145,8 @@ impl ConfigSources {
         self.notices.iter().cloned()
     }
 
-    /// Takes the options of the model that training starts from, in place of those of a preset. The file and flags override
-    /// them.
+    /// Takes the options of the model that training starts from, in place of the preset's options. The file and flags
+    /// override them.
     pub fn start_from(&mut self, values: impl IntoIterator<Item = (impl Into<String>, Value)>) {
         self.start.extend(values.into_iter().map(|(key, value)| (key.into(), value)));
     }
@@ -201,8 +201,8 @@ impl ConfigSources {
         preset.and_then(Value::as_str).and_then(Preset::from_word).unwrap_or_default()
     }
 
-    /// Sets the rates of a run that goes on with a trained model or learns from answers, in place of defaults and those
-    /// of a preset, which train a model from its beginning.
+    /// Sets the rates of a run that goes on with a trained model or learns from answers, in place of rates of defaults
+    /// and of the preset, which train a model from the beginning.
     fn fine_tune(&self, values: &mut BTreeMap<&str, Value>) {
         let is_on = |key: &str| values.get(key).and_then(Value::as_bool).unwrap_or_default();
         let (sft, judged) = (is_on("data.sft"), is_on("data.dpo") || is_on("data.kto"));
@@ -232,8 +232,8 @@ impl ConfigSources {
         self.file.iter().chain(&self.flags).map(|(key, value)| (*key, value.clone())).collect()
     }
 
-    /// All options of the model that these values describe, for [`ConfigSources::start_from`]. A part that the program adds
-    /// may read any of the program's options.
+    /// All options of the model that the given values describe, for [`ConfigSources::start_from`]. A part that the
+    /// program adds may read any of the program's options.
     pub fn model_values(&self) -> ModelOptions {
         let mut resolved = self.resolve();
         // A shorter sequence of another run leaves the model its positions.
@@ -305,7 +305,7 @@ fn widened(option: &OptionSpec, value: Value) -> Value {
     }
 }
 
-/// The value, if it is of the option's kind.
+/// The option's value, if of the option's kind.
 fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, UserError> {
     let value = widened(option, value);
     let natural = |value: &Value| value.as_integer().is_some_and(|n| n >= 0);

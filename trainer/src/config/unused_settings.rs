@@ -17,7 +17,7 @@ fn rules() -> Vec<(&'static str, Vec<&'static str>)> {
     groups(include_str!("unused_settings.txt"))
 }
 
-/// Settings that are told without their values.
+/// Settings that notices name without values.
 const WITHOUT_VALUE: &[&str] = &["model.rope_window_base", "optimizer.muon_momentum", "optimizer.muon_num_ns_steps"];
 
 fn has_one_data_rank(run: &RunPlan) -> bool {
@@ -139,7 +139,7 @@ fn short_runs(plan: &RunPlan) -> impl Iterator<Item = String> {
     [cut, rises, is_eager].into_iter().flatten()
 }
 
-/// The settings that only models of `kind` use, if they differ from those of the preset.
+/// The settings that only models of `kind` use, if different from the preset's.
 fn set_for_kind(config: &RunConfig, kind: ModelKind) -> BTreeMap<String, Value> {
     let mut preset = ConfigSources::default();
     if preset.set("model.preset", &config.model.preset.to_string(), "preset").is_err() {
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// The sections and options that the run reads as they are: the plan has no part that follows from them. Options of data
+    /// The sections and options that the run reads directly: the plan has no part that follows from them. Options of data
     /// without data are refused when these are opened.
     const READ_BY_THE_RUN: &[&str] = &[
         "logging.",

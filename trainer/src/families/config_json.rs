@@ -18,17 +18,18 @@ const LARGEST_SIZE: i64 = 1 << 30;
 /// Layers that predict tokens after the next one, behind the layers of a model.
 pub const FURTHER_TOKENS: &str = "num_nextn_predict_layers";
 
-/// The tables that such a layer shares with the model, by our name, and the name of its copy in the layer's files.
+/// The tables that a layer for further tokens shares with the model, by our name, and the name of the copy in the layer's
+/// files.
 pub const COPIED_TABLES: [(&str, &str); 2] =
     [("wte.weight", "embed_tokens.weight"), ("lm_head.weight", "shared_head.head.weight")];
 
-/// A `config.json`, and its path for errors.
+/// A `config.json`, and the path for errors.
 pub struct ConfigJson<'c> {
     config: &'c Json,
     origin: &'c str,
     /// Families that can be read, for errors.
     families: &'c str,
-    /// The numbers that stand for absent keys, as a family's files have them.
+    /// The numbers that stand for absent keys in a family's files.
     absent: &'static str,
     /// The keys that were asked for.
     asked: RefCell<BTreeSet<String>>,
@@ -40,7 +41,7 @@ impl<'c> ConfigJson<'c> {
         ConfigJson { config, origin, families, absent: "", asked: RefCell::default() }
     }
 
-    /// The same configuration, in which these numbers stand for absent keys.
+    /// The same configuration, in which the given numbers stand for absent keys.
     pub fn with_absent(self, absent: &'static str) -> ConfigJson<'c> {
         ConfigJson { absent, ..self }
     }
@@ -50,13 +51,13 @@ impl<'c> ConfigJson<'c> {
         settings(self.absent).find(|(name, _)| *name == key).and_then(|(_, number)| number.parse().ok())
     }
 
-    /// A value as it stands; null if the key is absent.
+    /// The value of a key; null if the key is absent.
     pub fn get(&self, key: &str) -> &'c Json {
         self.asked.borrow_mut().insert(key.into());
         &self.config[key]
     }
 
-    /// Whether the key is there, be it null.
+    /// Whether the key is there, even with null.
     pub fn has(&self, key: &str) -> bool {
         self.config.get(key).is_some()
     }

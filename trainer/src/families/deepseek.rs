@@ -70,7 +70,7 @@ pub const GLM4_MOE_LITE: ModelFamily = ModelFamily {
     hugging_face: Some(&FILES_GLM),
 };
 
-/// Of all these families.
+/// The requirements of all families of this file.
 const REQUIREMENTS: &[Requirement] = &[
     (|shape| latent(shape).is_some(), "no model.kv_latent"),
     RMS_NORM,
@@ -148,7 +148,7 @@ const BIASED_SIGMOIDS: &[Requirement] = &[
     (|shape| groups_have(shape, GroupScore::TwoHighest), "a model.expert_group_score other than \"two_highest\""),
 ];
 
-/// The keys of these families, beside those of all.
+/// The keys of families whose routers have sigmoids and biases, beside the keys of all families of this file.
 const OF_BIASED_SIGMOIDS: Keys = Keys {
     read: |config| {
         config.is_known("topk_method", &[json!("noaux_tc")])?;
@@ -208,7 +208,7 @@ fn groups_json(shape: &GptShape) -> Json {
     })
 }
 
-/// The shortest number that is this one in f32.
+/// The shortest decimal number that is `number` in f32.
 fn decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }
@@ -226,7 +226,7 @@ fn latent(shape: &GptShape) -> Option<Latent> {
     }
 }
 
-/// The number of dense blocks before those of experts.
+/// The number of dense blocks before the blocks of experts.
 fn dense_blocks(shape: &GptShape) -> usize {
     (0..shape.layers).take_while(|&block| shape.block_experts(block).is_none()).count()
 }

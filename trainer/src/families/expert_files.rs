@@ -10,7 +10,7 @@ use super::family::{FileTensor, Keys, NamedOptions, Requirement, TensorNames};
 use super::llama_files;
 use super::requirements::{EXPERTS, NO_BIAS, NO_QKV_BIAS, PRE_NORM};
 
-/// The numbers of experts, by the names that most families have for them.
+/// The numbers of experts, by the names of most families.
 pub(super) const KEYS: Keys = Keys { read: options, write: |shape| config_json(shape, "num_experts") };
 /// The same of families with another name for the first.
 pub(super) const LOCAL_KEYS: Keys = Keys { read: options, write: |shape| config_json(shape, "num_local_experts") };
@@ -19,7 +19,7 @@ pub(super) const LOCAL_KEYS: Keys = Keys { read: options, write: |shape| config_
 pub(super) struct Names {
     /// The module with router and experts.
     pub(super) module: &'static str,
-    /// Of an expert the gate, the gated values, and the product after them.
+    /// An expert's gate, gated values, and the product after both.
     pub(super) matrices: [&'static str; 3],
 }
 
@@ -34,7 +34,7 @@ pub(super) fn of_most(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
     tensors(&NAMES, shape, parameter)
 }
 
-/// The requirements of all these families, without those of Llama's kind.
+/// The requirements of all families with experts, without the requirements of Llama's kind.
 pub(super) const REQUIREMENTS: &[Requirement] = &[NO_BIAS, NO_QKV_BIAS, PRE_NORM];
 
 /// The requirements of families whose experts a softmax weighs, and none of which every token passes.
@@ -60,12 +60,12 @@ pub(super) const NO_DENSE_BLOCKS: Requirement = (
     "dense blocks in model.expert_pattern",
 );
 
-/// Whether a shape's experts, if it has some, are as `is` says.
+/// Whether a shape's experts, if any, are as `is` says.
 pub(super) fn every(shape: &GptShape, is: fn(&Experts) -> bool) -> bool {
     shape.experts.as_ref().is_none_or(is)
 }
 
-/// The key of a family whose experts may differ in it: whether the scores of a token's experts have the sum 1.
+/// The key of a family whose experts may differ in normalisation: whether the scores of a token's experts have the sum 1.
 pub(super) const NORMALISED: Keys = Keys {
     read: |config| Ok(vec![("router_normalise", config.flag_or("norm_topk_prob", false)?.into())]),
     write: |shape| json!({ "norm_topk_prob": value(shape, |experts| experts.router.normalise) }),
@@ -123,8 +123,7 @@ pub(super) fn tensors(names: &Names, shape: &GptShape, parameter: &str) -> Vec<F
     }
 }
 
-/// The tensor that has one of our parameters in the memory of `transformers` 5, and in files that were saved as it is
-/// there.
+/// The tensor that has one of our parameters in the memory of `transformers` 5, and in files saved from that memory.
 fn fused(parameter: &str) -> Option<String> {
     let (block, inner) = inner(parameter)?;
     let theirs = match inner {

@@ -28,12 +28,12 @@ pub type Requirement = (fn(&GptShape) -> bool, &'static str);
 pub struct ModelFamily {
     /// The family's name, for people.
     pub name: &'static str,
-    /// The options that make a model one of the family, as far as they differ from the defaults. A `config.json` of the
-    /// family has them too, unless it says otherwise.
+    /// The options that make a model one of the family, where different from the defaults. A `config.json` of the family
+    /// has them too, unless it says otherwise.
     pub choices: ModelText,
     /// Published sizes.
     pub sizes: &'static [Size],
-    /// The family's files on Hugging Face; `None` if `transformers` does not have it.
+    /// The family's files on Hugging Face; `None` if `transformers` lacks the family.
     pub hugging_face: Option<&'static HuggingFace>,
 }
 
@@ -43,7 +43,7 @@ pub struct Size {
     pub name: &'static str,
     /// The sizes, and the choices that differ from the family's.
     pub model: ModelText,
-    /// How it was trained.
+    /// The settings of the model's training.
     pub training: Settings,
 }
 
@@ -74,7 +74,7 @@ pub struct HuggingFace {
     pub absent: &'static str,
     /// The keys of `config.json` that are the family's own. Later ones override earlier ones.
     pub keys: &'static [Keys],
-    /// How its safetensors files hold our parameters.
+    /// How the family's safetensors files hold our parameters.
     pub tensors: TensorNames,
 }
 
@@ -88,23 +88,23 @@ impl HuggingFace {
 
 /// Some keys of a `config.json`, in both directions.
 pub struct Keys {
-    /// The options that they describe, as far as these are no choices of the family. Dropout belongs to a training run and
-    /// is not among them. The error is a value that the trainer cannot compute with.
+    /// The options that the keys describe, without choices of the family. Dropout belongs to a training run and is not
+    /// among them. The error is a value that the trainer cannot compute with.
     pub read: fn(&ConfigJson<'_>) -> Result<NamedOptions, UserError>,
-    /// An object with the keys as `transformers` reads them.
+    /// An object with the keys in the form that `transformers` reads.
     pub write: fn(&GptShape) -> Json,
 }
 
 /// How the safetensors files of a family, or of several, hold our parameters.
 pub struct TensorNames {
-    /// The beginning of tensors' names; left out in files of the model without its head.
+    /// The beginning of tensors' names; left out in files of the model without the head.
     pub prefix: &'static str,
-    /// The order of a parameter's values in files, by its name and the number of its axes.
+    /// The order of a parameter's values in files, by the parameter's name and number of axes.
     pub layout: fn(&GptShape, &str, usize) -> FileLayout,
-    /// The tensors that hold one of our parameters, in the order of its rows.
+    /// The tensors that hold one of our parameters, in the order of the parameter's rows.
     pub of: fn(&GptShape, &str) -> Vec<FileTensor>,
-    /// Another tensor that may have a whole parameter, in place of those of `of`. Its first axis may be split in two.
-    /// Experts in the memory of `transformers` 5 are such tensors.
+    /// Another tensor that may have a whole parameter, in place of the tensors of `of`. Its first axis may be split in
+    /// two. Experts in the memory of `transformers` 5 are such tensors.
     pub fused: fn(&str) -> Option<String>,
     /// Whether the files have a place for layers that predict further tokens, behind the others.
     pub has_further_tokens: bool,
@@ -146,7 +146,7 @@ pub enum FileLayout {
 pub struct FileTensor {
     /// The name in the file.
     pub name: String,
-    /// How many rows of the parameter it has; `None` for all.
+    /// How many rows of the parameter the tensor has; `None` for all.
     pub rows: Option<usize>,
 }
 

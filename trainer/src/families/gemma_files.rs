@@ -54,7 +54,7 @@ pub(super) fn options(config: &ConfigJson<'_>, full_every: i64) -> Result<NamedO
     Ok(options)
 }
 
-/// A bound; the family's if the key is absent, and none if it is null.
+/// A soft cap; the family's if the key is absent, and none if the value is null.
 ///
 /// # Errors
 /// Another value than a number or null.

@@ -91,7 +91,7 @@ fn config_json(shape: &GptShape) -> Json {
     config
 }
 
-/// The block of a parameter of these modules, and the parameter's name there.
+/// The block of a parameter, and the parameter's name within the block.
 fn inner(parameter: &str) -> Option<(&str, &str)> {
     parameter.strip_prefix("h.")?.split_once('.')
 }

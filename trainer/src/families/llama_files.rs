@@ -13,7 +13,7 @@ use super::rope;
 /// context can be extended to. A training step does not hold so much.
 const LONGEST_CONTEXT: i64 = 8192;
 
-/// The keys of all these families.
+/// The keys of all families of Llama's kind.
 pub(super) const KEYS: Keys = Keys { read: options, write: config_json };
 
 /// The keys of families of which some have biases of attention, and of which the trainer takes those without.
@@ -22,7 +22,7 @@ pub(super) const NO_ATTENTION_BIAS: Keys = Keys {
     write: |_| json!({ "attention_bias": false }),
 };
 
-/// The options that all these families have in a `config.json`, without biases, norms of heads and windows.
+/// The options that all families of Llama's kind have in a `config.json`, without biases, norms of heads and windows.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -34,7 +34,7 @@ pub(super) fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError
     Ok(options)
 }
 
-/// The sizes among these options, and others that are not a choice.
+/// The sizes among the options of [`options`], and other options that are not a choice.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -62,14 +62,14 @@ pub(super) fn sizes(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError> 
     Ok(options)
 }
 
-/// The keys of `config.json` that all these families have.
+/// The keys of `config.json` that all families of Llama's kind have.
 pub(super) fn config_json(shape: &GptShape) -> Json {
     let mut config = size_keys(shape);
     config["hidden_act"] = json!("silu");
     config
 }
 
-/// The sizes among these keys, and others that are not a choice.
+/// The sizes among the keys of `config.json`, and other keys that are not a choice.
 pub(super) fn size_keys(shape: &GptShape) -> Json {
     let (base, scaling) = match shape.position {
         Position::Rotary { base, scaling, .. } => (json!(base), rope::config_json(scaling)),
@@ -83,7 +83,7 @@ pub(super) fn size_keys(shape: &GptShape) -> Json {
     })
 }
 
-/// How the files of all these families hold parameters.
+/// How the files of all families of Llama's kind hold parameters.
 pub(super) const TENSORS: TensorNames = TensorNames {
     prefix: "model.",
     layout: |_, _, _| FileLayout::Ours,

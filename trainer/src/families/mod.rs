@@ -69,7 +69,7 @@ pub const FAMILIES: &[ModelFamily] = &[
     mlp::MLP,
 ];
 
-/// The trainer's families, then those that the program adds.
+/// The trainer's families, then the families that the program adds.
 fn all() -> impl Iterator<Item = &'static ModelFamily> {
     FAMILIES.iter().chain(ADDED.get().copied().unwrap_or_default())
 }
@@ -81,7 +81,7 @@ pub(crate) fn add(families: &'static [ModelFamily]) {
     assert!(ADDED.set(families).is_ok(), "families are added once");
 }
 
-/// The families that `transformers` has, with their files.
+/// The families that `transformers` has, with the files of each family.
 fn hugging_face() -> impl Iterator<Item = (&'static ModelFamily, &'static HuggingFace)> {
     all().filter_map(|family| Some((family, family.hugging_face?)))
 }
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(Preset::default().word(), "tiny");
     }
 
-    /// The family of a model with these options, or how the model differs from the nearest.
+    /// The family of a model with the given options, or how the model differs from the nearest.
     fn family(options: &str) -> Result<&'static str, String> {
         of_shape(&shape(options)).map(|files| files.model_type)
     }

@@ -8,11 +8,12 @@ use toml::Value;
 use super::config_json::ConfigJson;
 use super::family::NamedOptions;
 
-/// The keys of `rope_parameters` for layers without and with a window, if these differ.
+/// The keys of `rope_parameters` for layers without and with a window, if different.
 pub(super) const FULL_LAYERS: &str = "full_attention";
 pub(super) const WINDOW_LAYERS: &str = "sliding_attention";
 
-/// `model.rope_base`, `model.rope_scaling` and its type. Version 5 of `transformers` has all in `rope_parameters`.
+/// The options `model.rope_base`, `model.rope_scaling` and the scaling's type. Version 5 of `transformers` has all in
+/// `rope_parameters`.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -20,7 +21,7 @@ pub(super) fn options(config: &ConfigJson<'_>) -> Result<NamedOptions, UserError
     options_of(config, config.get("rope_parameters"))
 }
 
-/// As [`options`], with those `rope_parameters`.
+/// The options of [`options`], from the given `rope_parameters`.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
@@ -60,7 +61,7 @@ pub(super) fn base(config: &ConfigJson<'_>, key: &str, (parameters, rule): (&Jso
     }
 }
 
-/// The type of a scaling and its numbers; none for none. `key` is its key, for errors.
+/// The type of a scaling and the scaling's numbers; none for no scaling. `key` is its key, for errors.
 fn scaling(config: &ConfigJson<'_>, key: &str, scaling: &Json) -> Result<(Option<&'static str>, Vec<f64>), UserError> {
     let (kind, older) = (scaling["rope_type"].as_str(), scaling["type"].as_str());
     if kind.is_some() && older.is_some() && kind != older {
@@ -116,8 +117,8 @@ fn yarn(config: &ConfigJson<'_>, key: &str, scaling: &Json, factor: f64) -> Resu
     Ok(vec![factor, context, fast, slow, attention_factor])
 }
 
-/// Writes `changed` keys of version 4 of `transformers` into a file's `rope_parameters`, if it has these. The keys that the
-/// file has beside them stay in `changed`.
+/// Writes `changed` keys of version 4 of `transformers` into a file's `rope_parameters`, if the file has such. The keys
+/// that the file has beside them stay in `changed`.
 pub(super) fn change_parameters(config: &mut Map<String, Json>, changed: &mut Map<String, Json>) {
     let has = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
     let beside = ["rope_theta", "rope_scaling", "rope_local_base_freq"].map(|key| (key, has(key)));
@@ -140,7 +141,7 @@ pub(super) fn change_parameters(config: &mut Map<String, Json>, changed: &mut Ma
     changed.retain(|key, _| !written.contains(&key.as_str()) || beside.contains(&(key, true)));
 }
 
-/// Writes a base and a scaling, if they changed, into parameters of version 5.
+/// Writes a changed base and a changed scaling into parameters of version 5.
 fn put(parameters: &mut Map<String, Json>, base: Option<&Json>, scaling: Option<&Json>) {
     if let Some(scaling) = scaling {
         parameters.retain(|key, _| key == "rope_theta" || key == "partial_rotary_factor");

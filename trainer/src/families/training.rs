@@ -1,7 +1,7 @@
 //! How published models were trained.
 
-/// The settings of a model too large for a laptop, with its peak learning rate: those of Brown et al., 2020, table 2.1, and
-/// of Llama Team, 2024, table 3.
+/// The settings of a model too large for a laptop, with the model's peak learning rate: those of Brown et al., 2020,
+/// table 2.1, and of Llama Team, 2024, table 3.
 pub(super) const fn large(lr: &'static str) -> [(&'static str, &'static str); 3] {
     [("precision.compute", "\"bf16\""), ("optimizer.warmup_steps", "700"), ("optimizer.lr", lr)]
 }

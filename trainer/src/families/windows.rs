@@ -46,7 +46,7 @@ pub(super) fn layers(config: &ConfigJson<'_>, default: impl Fn(i64) -> bool) -> 
     })
 }
 
-/// The windows of a family with two more keys in its files: whether windows are used, and from which layer on.
+/// The windows of a family whose files have two more keys: whether windows are used, and from which layer on.
 pub(super) const OPTIONAL: Keys = Keys {
     read: optional,
     write: |shape| {

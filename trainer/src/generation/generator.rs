@@ -32,14 +32,14 @@ pub struct Generator {
     vocab: usize,
     /// Tokens that fit the cache.
     context: usize,
-    /// The tokens in the cache, to read some of them again when it is full.
+    /// The tokens in the cache, of which some are read again when the cache is full.
     read: Vec<i32>,
     _areas: Vec<Area>,
 }
 
 impl Generator {
-    /// A generator for a model with loaded weights, which stay in memory as long as it. A prompt has at most `longest` tokens, and `longest` is at most the
-    /// model's context.
+    /// A generator for a model with loaded weights, which stay in memory as long as the generator. A prompt has at most
+    /// `longest` tokens, and `longest` is at most the model's context.
     ///
     /// # Errors
     /// Out of memory.
@@ -99,8 +99,8 @@ impl Generator {
         Ok(logits)
     }
 
-    /// Starts a new text with its first tokens: at least one, and at most the longest prompt. Returns the logits `(vocab)` of
-    /// the next token.
+    /// Starts a new text with the text's first tokens: at least one, and at most the longest prompt. Returns the logits
+    /// `(vocab)` of the next token.
     ///
     /// # Errors
     /// Device errors.
@@ -172,7 +172,7 @@ impl Generator {
         Ok(logits)
     }
 
-    /// Goes on after the text that was read; `logits` are its last ones. As [`Generator::generate`].
+    /// Goes on after the text that was read; `logits` are the text's last logits. As [`Generator::generate`].
     ///
     /// # Errors
     /// Device errors, or those of `each`.

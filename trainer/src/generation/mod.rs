@@ -11,8 +11,8 @@ use engine::model::GptShape;
 pub use generator::{Generator, longest_prompt};
 pub use sampler::Sampler;
 
-/// The tokens of a prompt, as the tokenizer `encoded` it, checked to fit the model. An empty prompt has the token that ends
-/// the document before.
+/// The tokens of a prompt, which the tokenizer `encoded`, checked to fit the model. An empty prompt has the token that
+/// ends the document before.
 ///
 /// # Errors
 /// A text that the tokenizer refuses, tokens that the model does not have, or more tokens than fit its context.

@@ -23,7 +23,7 @@ pub(super) const ADAPTER_FILE: &str = "adapter_model.safetensors";
 
 /// A layer with adapters, of a block.
 struct Adapted {
-    /// The beginning of its parameters' names.
+    /// The beginning of the names of the layer's parameters.
     layer: String,
     adapters: Vec<AdapterRows>,
 }
@@ -52,7 +52,7 @@ fn ours(name: String, shape: [usize; 2]) -> Entry {
     Entry { name, shape: shape.into(), parts, fused: None, layout: FileLayout::Ours }
 }
 
-/// Rows of one of our parameters with the product of its adapters added: `W + alpha / rank * B A`.
+/// Rows of one of our parameters with the adapters' product added: `W + alpha / rank * B A`.
 ///
 /// # Errors
 /// Adapters that are missing or broken.
@@ -87,8 +87,8 @@ pub(super) fn merged(
     Ok(values)
 }
 
-/// The adapters of a model as our parameters, with the tensors that hold them in a file of PEFT. Layers have the names
-/// of `family`.
+/// The adapters of a model as our parameters, with each parameter's tensors in a file of PEFT. Layers have the names of
+/// `family`.
 pub(super) fn peft_entries(shape: &GptShape, lora: &Lora, family: &'static HuggingFace) -> Vec<Entry> {
     let theirs = entries(&GptShape { lora: None, ..shape.clone() }, Naming::Family(family));
     let mut all = Vec::new();

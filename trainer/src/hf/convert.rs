@@ -21,7 +21,7 @@ use crate::config::plan::{ModelPlan, model_plan};
 use crate::error::RunError;
 use crate::families;
 
-/// Largest file, in bytes, as `transformers` has it.
+/// The largest file of weights, in bytes, as in `transformers`.
 const SHARD_BYTES: usize = 5_000_000_000;
 
 /// Runs that began with one another's checkpoints, at most.
@@ -38,7 +38,7 @@ pub enum Direction {
     FromHuggingFace,
 }
 
-/// Writes the model of `source` to the new folder `target`, and returns a line about it.
+/// Writes the model of `source` to the new folder `target`, and returns a line about the model.
 ///
 /// # Errors
 /// The user's: a source that is damaged or of the other kind, a model of no Hugging Face family, a target that has weights
@@ -185,8 +185,8 @@ fn no_adapters(source: &Path) -> UserError {
     )
 }
 
-/// Writes a model that `model.init_from` takes, without its weights: its options, its tokenizer, and the files that it had at
-/// Hugging Face.
+/// Writes a model that `model.init_from` takes, without the weights: its options, its tokenizer, and the files that it
+/// had at Hugging Face.
 fn write_ours(
     target: &Path,
     pretrained: &Pretrained,
@@ -214,7 +214,7 @@ fn write_ours(
     })
 }
 
-/// The tokenizer of the model in a folder; `None` if nothing there says it.
+/// The tokenizer of the model in a folder; `None` if no file there tells the tokenizer.
 ///
 /// # Errors
 /// Its copy is damaged.

@@ -32,7 +32,7 @@ pub(super) struct Packed<'w> {
 }
 
 impl WeightFolder {
-    /// The tensors that have a tensor of that name as MXFP4, if it is not there itself.
+    /// The tensors that hold the tensor `name` as MXFP4, if the folder lacks `name` as such.
     pub(super) fn packed(&self, name: &str) -> Option<Packed<'_>> {
         if self.find(name).is_some() {
             return None;

@@ -21,7 +21,7 @@ use crate::families::{self, FURTHER_TOKENS, HuggingFace};
 /// The keys of the tokens that begin, end and fill a text.
 const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
-/// A model that is exported, without its weights.
+/// A model to be exported, without the weights.
 pub(super) struct Export<'e> {
     pub(super) target: &'e Path,
     pub(super) shape: &'e GptShape,
@@ -39,8 +39,8 @@ pub(super) struct Export<'e> {
 }
 
 impl Export<'_> {
-    /// Writes the files, with that `config.json`, and prints a notice of each that is not as the model had it that training
-    /// began with.
+    /// Writes the files, with the given `config.json`, and tells of each file that differs from that of the model that
+    /// training began with.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -123,8 +123,8 @@ impl Export<'_> {
         self.put_or_keep(SourceFile::Config, &config)
     }
 
-    /// The `config.json`, as `transformers` reads it: that of the model that training began with, but for keys that training
-    /// changed. It describes the model.
+    /// The exported `config.json`, in the form that `transformers` reads: that of the model that training began with, but
+    /// for keys that training changed. It describes the model.
     ///
     /// # Errors
     /// A `config.json` that would be read as another model.
@@ -162,7 +162,7 @@ impl Export<'_> {
         config
     }
 
-    /// The `config.json` of the model that training began with, and in it what training changed.
+    /// The `config.json` of the model that training began with, with the changes of training.
     fn changed(&self, model: &SourceModel, dtype: (String, Json)) -> Result<Json, UserError> {
         let mut config = model.config.clone();
         // A shorter context of training leaves the meaning of positions as it is.
@@ -215,7 +215,7 @@ impl Export<'_> {
         ours
     }
 
-    /// The first tensor of the model that one that was read does not have as it is.
+    /// The first tensor of the model that the model `read` does not have as such.
     fn tensor(&self, read: &GptShape) -> Option<String> {
         let of = |shape: &GptShape| entries(&GptShape { lora: None, ..shape.clone() }, Naming::Ours);
         let (ours, read) = (of(self.shape), of(read));

@@ -3,7 +3,7 @@
 use crate::families::FileLayout;
 
 impl FileLayout {
-    /// Experts whose tensors lie one after the other; 1 if it is no tensor of experts.
+    /// Experts whose tensors lie one after the other; 1 for other tensors.
     pub(super) fn experts(self) -> usize {
         match self {
             FileLayout::OfExperts { experts, .. }
@@ -76,7 +76,7 @@ impl FileLayout {
         }
     }
 
-    /// Rows of experts in our order, from those in the order of the file.
+    /// Rows of experts in our order, from rows in the order of the file.
     pub(super) fn ordered(self, rows: &[f32], each: usize, width: usize) -> Vec<f32> {
         let from = |at: usize| at / each * each + self.row_in_file(at % each, each);
         (0..rows.len() / width).flat_map(|at| &rows[from(at) * width..(from(at) + 1) * width]).copied().collect()

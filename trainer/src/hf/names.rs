@@ -1,4 +1,4 @@
-//! Our parameters, and the tensors that hold them in files.
+//! Our parameters, and the tensors that hold each parameter in files.
 
 use std::ops::Range;
 
@@ -24,22 +24,22 @@ pub struct TensorRows {
     pub rows: Range<usize>,
 }
 
-/// One of our parameters, and the tensors that hold it in files.
+/// One of our parameters, and the tensors with the parameter in files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Our name.
     pub name: String,
     /// Our shape, padding not counted.
     pub shape: Vec<usize>,
-    /// The tensors, in the order of their rows; together they have all rows.
+    /// The parameter's tensors, in the order of rows; together all rows.
     pub parts: Vec<TensorRows>,
     /// A tensor that may have all rows instead, in place of `parts`.
     pub fused: Option<String>,
-    /// The order of its values in the file.
+    /// The order of the parameter's values in the file.
     pub layout: FileLayout,
 }
 
-/// All parameters of a shape, in their order, with the tensors that hold them in files of that naming. A family's files have no
+/// All parameters of a shape, in order, with each parameter's tensors in files of that naming. A family's files have no
 /// adapters.
 pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
     let has_adapters = matches!(naming, Naming::Ours);
@@ -89,14 +89,14 @@ impl Entry {
         self.shape[1..].iter().product()
     }
 
-    /// The shape of a part in its file.
+    /// The shape of a part's tensor in the file.
     pub fn part_shape(&self, part: &TensorRows) -> Vec<usize> {
         let mut sizes = self.shape.clone();
         sizes[0] = part.rows.len();
         self.layout.sizes(sizes)
     }
 
-    /// A part's values, as its file has them, from its rows.
+    /// A part's values in the order of the file, from the part's rows.
     pub fn rows_to_file(&self, rows: Vec<f32>) -> Vec<f32> {
         let each = rows.len() / self.width() / self.layout.experts();
         self.layout.to_file(rows, each, self.width())

@@ -26,7 +26,7 @@ pub(super) struct PeftAdapters {
 /// Adapters that fit a model.
 pub(super) struct FittedAdapters {
     adapters: PeftAdapters,
-    /// Our parameters, and the tensors that hold them.
+    /// Our parameters, and the tensors of each in the file.
     entries: Vec<Entry>,
     /// The options of the model that describe the adapters.
     pub(super) options: ModelOptions,
@@ -34,7 +34,7 @@ pub(super) struct FittedAdapters {
     pub(super) notices: Vec<String>,
 }
 
-/// The layer that a tensor adapts, and whether it is `A`.
+/// The layer that a tensor adapts, and whether the tensor is `A`.
 fn layer_of(tensor: &str) -> Option<(&str, bool)> {
     let layer = tensor.strip_prefix("base_model.model.")?;
     let a = layer.strip_suffix(".lora_A.weight").map(|layer| (layer, true));
@@ -42,7 +42,7 @@ fn layer_of(tensor: &str) -> Option<(&str, bool)> {
 }
 
 impl PeftAdapters {
-    /// Reads the description of the adapters in a folder, and the names of their tensors.
+    /// Reads the description of the adapters in a folder, and the tensors' names.
     ///
     /// # Errors
     /// Files that are missing or damaged; adapters of another kind than the trainer has.
@@ -103,7 +103,7 @@ impl PeftAdapters {
         }
     }
 
-    /// The rank of each layer, by PEFT's name of it. Parameters of so many experts have factors of all.
+    /// The rank of each layer's adapters, by PEFT's name of the layer. Parameters of so many experts have factors of all.
     fn ranks(&self, experts: usize) -> Result<BTreeMap<String, usize>, UserError> {
         let mut ranks = BTreeMap::new();
         for (tensor, shape) in self.file.shapes() {
@@ -132,7 +132,7 @@ impl PeftAdapters {
         }
     }
 
-    /// Fails unless the file has exactly the tensors of these entries.
+    /// Fails unless the file has exactly the tensors of the given entries.
     fn check_names(&self, entries: &[Entry]) -> Result<(), UserError> {
         let wanted: BTreeSet<&str> = entries.iter().flat_map(|entry| &entry.parts).map(|part| &*part.name).collect();
         let found: BTreeSet<&str> = self.file.shapes().map(|(name, _)| name).collect();
@@ -242,7 +242,7 @@ impl FittedAdapters {
         Ok(values[rows.start * width..rows.end * width].to_vec())
     }
 
-    /// Fails unless a model has these adapters, and no others.
+    /// Fails unless a model has exactly the file's adapters.
     ///
     /// # Errors
     /// As [`FittedAdapters::rows`].

@@ -22,12 +22,12 @@ const KNOWN: &str = "alpha_pattern auto_mapping base_model_name_or_path bias eva
     init_lora_weights layers_pattern loftq_config lora_alpha lora_dropout megatron_core peft_type peft_version \
     qalora_group_size r rank_pattern revision target_modules target_parameters task_type";
 
-/// Beginnings that leave the base model as it is. Others, such as PiSSA's, change it.
+/// Kinds of first values that leave the base model unchanged. Others, such as PiSSA's, change it.
 const BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
-/// Adapters as their file describes them.
+/// The description of adapters in PEFT's file.
 pub(super) struct PeftConfig {
-    /// The folder of the model that they belong to.
+    /// The folder of the model that the adapters belong to.
     pub(super) base: PathBuf,
     /// The rank of layers without a pattern.
     pub(super) rank: usize,
@@ -86,7 +86,7 @@ impl PeftConfig {
         of_layer(&self.alphas, layer).unwrap_or(self.alpha)
     }
 
-    /// The key with several patterns for a layer that give it different numbers. PEFT takes the first of the file.
+    /// The key with several patterns that give a layer different numbers. PEFT takes the first of the file.
     pub(super) fn ambiguous(&self, layer: &str) -> Option<&'static str> {
         let differ = |patterns: &[(Regex, f64)]| {
             let mut matching = patterns.iter().filter(|(pattern, _)| pattern.is_match(layer).unwrap_or(false));
@@ -161,7 +161,7 @@ fn check_kind(path: &Path, config: &Map<String, Json>) -> Result<(), UserError> 
     }
 }
 
-/// Whether a value switches its key off.
+/// Whether a value switches the key off.
 fn is_off(value: &Json) -> bool {
     match value {
         Json::Null | Json::Bool(false) => true,

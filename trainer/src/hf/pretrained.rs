@@ -1,4 +1,4 @@
-//! A folder of weights, theirs or ours.
+//! A folder of weights, Hugging Face's or ours.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -64,7 +64,7 @@ impl Pretrained {
         Ok(opened)
     }
 
-    /// As [`Pretrained::open`], for the folder of a model itself. Hashes were compared before, or are later.
+    /// Opens the folder of a model itself, as [`Pretrained::open`] does. Hashes were compared before, or are later.
     ///
     /// # Errors
     /// As [`Pretrained::open`].
@@ -144,12 +144,12 @@ impl Pretrained {
         self.folders().find(|folder| Tokenizer::is_in(folder)).unwrap_or(&self.folder)
     }
 
-    /// Whether the files are those of Hugging Face, and not ours.
+    /// Whether the files are Hugging Face's, and not ours.
     pub fn is_hugging_face(&self) -> bool {
         matches!(self.naming, Naming::Family(_))
     }
 
-    /// The adapters of PEFT that the model has, if it has such.
+    /// The adapters of PEFT that the model has, if any.
     pub(super) fn adapters(&self) -> Option<&FittedAdapters> {
         self.adapters.as_ref()
     }
@@ -164,7 +164,7 @@ impl Pretrained {
         &self.options
     }
 
-    /// The files of the Hugging Face model that it is, or that its training began with.
+    /// The files of the Hugging Face model in the folder, or of the model that training began with.
     ///
     /// # Errors
     /// A file that cannot be read or is damaged.
@@ -279,7 +279,7 @@ impl Pretrained {
         sources.resolve()
     }
 
-    /// The configuration of the run that trained it, with the options of the model; `None` for a model of Hugging Face.
+    /// The configuration of the run that trained the model, with the model's options; `None` for a model of Hugging Face.
     ///
     /// # Errors
     /// A `config.toml` that is wrong.
@@ -309,11 +309,11 @@ struct Wanted<'p> {
     index: usize,
     spec: &'p ParamSpec,
     entry: &'p Entry,
-    /// Among those that the rank stores.
+    /// The range of the elements among the elements that the rank stores.
     elements: Range<usize>,
-    /// The rows of the whole parameter that they lie in.
+    /// The rows of the whole parameter that the elements lie in.
     rows: Range<usize>,
-    /// They are those rows, in their order.
+    /// Whether the elements are all of `rows`, in order.
     are_rows: bool,
 }
 

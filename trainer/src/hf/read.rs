@@ -25,7 +25,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The largest index that is read, in bytes.
 const LARGEST_INDEX: u64 = 64 << 20;
 
-/// The head, by its name with us and at Hugging Face.
+/// The name of the head's weight, with us and at Hugging Face.
 const HEAD: &str = "lm_head.weight";
 
 /// The values that a core reads at once.
@@ -34,7 +34,7 @@ const VALUES_AT_ONCE: usize = 256 << 10;
 /// Rows of two tensors that are compared at once.
 pub(super) const ROWS_AT_ONCE: usize = 4096;
 
-/// A block of a tensor, and its place in a file.
+/// A block of a tensor, and the block's place in a file.
 pub(super) struct Located {
     file: usize,
     header: TensorHeader,
@@ -154,7 +154,7 @@ impl WeightFolder {
         self.tensors.iter().map(|(name, whole)| (name.as_str(), &whole.shape[..]))
     }
 
-    /// The shape of a tensor, and all of its values.
+    /// The shape and all values of a tensor.
     ///
     /// # Errors
     /// There is none of that name; a type that is not f32, f16 or bf16; a file that cannot be read.
@@ -252,7 +252,7 @@ impl WeightFolder {
         }
     }
 
-    /// The tensor that has a parameter's rows in place of its parts, if there is one.
+    /// The tensor that has a parameter's rows in place of the parts, if any.
     fn fused(&self, entry: &names::Entry) -> Option<(&str, &Whole)> {
         self.find(entry.fused.as_deref()?)
     }
@@ -380,8 +380,8 @@ impl WeightFolder {
         DataType::named(dtype).ok_or_else(unknown)
     }
 
-    /// Fails unless the files have the tensors of all parameters, in their shapes, and no other: the model would not be the one
-    /// that was saved. Headers tell that.
+    /// Fails unless the files have the tensors of all parameters, in the right shapes, and no other: the model would not
+    /// be the one that was saved. Headers tell that.
     ///
     /// # Errors
     /// Names the tensor.
@@ -426,7 +426,7 @@ impl WeightFolder {
         Ok(())
     }
 
-    /// Fails on a head in the files of a tied model that is not its embedding.
+    /// Fails if the files of a tied model have a head that is not the embedding.
     ///
     /// # Errors
     /// Names the folder; tensors that cannot be read.

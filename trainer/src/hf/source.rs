@@ -1,5 +1,5 @@
-//! The files of a Hugging Face model beside its weights. They go with the weights through training, so that an export
-//! has them again.
+//! The files of a Hugging Face model beside the weights. They go with the weights through training, so that an export has
+//! them again.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use super::names::Naming;
 use crate::checkpoint::{KeptFile, LARGEST_SOURCE_FILE, SourceFile};
 use crate::families::{self, HuggingFace};
 
-/// The files of a Hugging Face model but its weights, as they were.
+/// The files of a Hugging Face model but the weights, unchanged.
 pub struct SourceFiles(Vec<KeptFile>);
 
-/// The model that they describe.
+/// The model that the files of Hugging Face describe.
 pub(super) struct SourceModel {
     pub(super) family: &'static HuggingFace,
     /// The model's `config.json`.
@@ -29,12 +29,12 @@ pub(super) struct SourceModel {
 pub(super) enum WhoseTokenizer {
     /// That of the model that training began with.
     Source,
-    /// The data's tokenizer, if they name one.
+    /// The data's tokenizer, if the data name a tokenizer.
     Data,
 }
 
 impl SourceFiles {
-    /// The files in the folder of a model, theirs or ours. A folder may have none.
+    /// The files in the folder of a model, Hugging Face's or ours. A folder may have none.
     ///
     /// # Errors
     /// A file that cannot be read; one that is not JSON and is changed by an export.
@@ -45,8 +45,8 @@ impl SourceFiles {
         }
     }
 
-    /// As [`SourceFiles::read`], of a folder of adapters over a model with these files. The tokenizer is that of the
-    /// adapters, if they have one.
+    /// The model's files, with the files of a folder of adapters over the model. The tokenizer is that of the adapters,
+    /// if they have one.
     ///
     /// # Errors
     /// As [`SourceFiles::read`].
@@ -76,7 +76,7 @@ impl SourceFiles {
         Ok(files)
     }
 
-    /// The files and their contents.
+    /// The model's files, with contents.
     pub fn into_files(self) -> Vec<KeptFile> {
         self.0
     }
@@ -99,7 +99,7 @@ impl SourceFiles {
         if json.is_object() { Ok(Some(json)) } else { Err("is not a JSON object".into()) }
     }
 
-    /// The model that they describe; `None` without `config.json`.
+    /// The model that the files describe; `None` without `config.json`.
     ///
     /// # Errors
     /// A `config.json` that is wrong. `folder` is that of the files.
@@ -121,7 +121,7 @@ impl SourceFiles {
         }
     }
 
-    /// Gives the tokenizer new tokens, if `of_data` is the same with these.
+    /// Gives the tokenizer new tokens, if `of_data` is the same tokenizer with the new tokens.
     pub fn add_tokens(&mut self, of_data: &TokenizerCopy, new: &Range<usize>) {
         let TokenizerCopy::HuggingFace { json: text, .. } = of_data else { return };
         let Ok(mut before) = serde_json::from_slice::<Json>(text) else { return };
@@ -161,7 +161,7 @@ impl SourceFiles {
         files.into_iter().any(|file| self.get(file).is_some())
     }
 
-    /// Whether that is the content of `tokenizer.json`, however it is spaced.
+    /// Whether `other` is the content of `tokenizer.json`, spaces aside.
     fn has_as_tokenizer(&self, other: &[u8]) -> bool {
         let parsed = |text: &[u8]| serde_json::from_slice::<Json>(text).ok();
         self.get(SourceFile::Tokenizer).is_some_and(|own| own == other || parsed(own) == parsed(other))

@@ -47,7 +47,7 @@ impl<'p> Weights<'p> {
         Ok(weights)
     }
 
-    /// Fails on a head in the files of a tied model that is not its embedding.
+    /// Fails if the files of a tied model have a head that is not the embedding.
     ///
     /// # Errors
     /// Names the folder; tensors that cannot be read.

@@ -1,4 +1,4 @@
-//! Weights into safetensors files as `transformers` writes them: the same bytes for the same tensors.
+//! Weights into safetensors files in the form of `transformers`: the same bytes for the same tensors.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -87,7 +87,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Writes the file of a shard, and syncs it.
+/// Writes and syncs the file of a shard.
 fn write_file(
     path: &Path,
     shard: &[Target<'_>],

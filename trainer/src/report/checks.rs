@@ -6,9 +6,9 @@ use device::Checked;
 /// The numbers of things checked, all without a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// Graphs, and their operations.
+    /// The number of graphs, and of the graphs' operations.
     pub graphs: [u64; 2],
-    /// Replays with a comparison of the code and its graph.
+    /// Replays with a comparison of the code and the code's graph.
     pub compared: u64,
     /// The device's own checks.
     pub checked: Checked,

@@ -2,7 +2,7 @@
 
 use engine::fp8::{Fp8Losses, Losses, TensorCounts, TensorKind};
 
-/// The shares by name, as TensorBoard and Weights & Biases get them.
+/// The shares by name, for TensorBoard and Weights & Biases.
 pub(crate) fn scalars(losses: &Fp8Losses) -> [(&'static str, f64); 6] {
     let Fp8Losses { input, weight, grad_output } = losses;
     [

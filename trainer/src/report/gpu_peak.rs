@@ -2,8 +2,8 @@
 
 use engine::precision::Precision;
 
-/// A GPU by words of its name: its dense bf16 peak in TFLOP/s, and its memory's in GB (1e9 bytes) a second. From NVIDIA's data
-/// sheets. A name with more words comes before one with fewer.
+/// The peaks of a GPU, by words of the GPU's name: its dense bf16 peak in TFLOP/s, and its memory's in GB (1e9 bytes) a
+/// second. From NVIDIA's data sheets. A name with more words comes before one with fewer.
 const PEAKS: &[(&str, f64, f64)] = &[
     ("B200", 2250.0, 8000.0),
     ("GH200", 989.4, 4000.0),
@@ -44,13 +44,13 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// The peaks of a GPU by the name that its driver gives it. `None` if they are not known.
+    /// The peaks of a GPU, by the driver's name of the GPU. `None` if they are not known.
     pub fn of(gpu: &str) -> Option<Peaks> {
         known(gpu).map(|(_, bf16_tflops, gb_per_s)| Peaks { bf16_tflops: *bf16_tflops, gb_per_s: *gb_per_s })
     }
 
-    /// The least milliseconds for FLOPs on factors of a type, by its name. 8-bit products have twice the rate of bf16,
-    /// and f32 that is rounded to TF32 has half of it. `None` for f32 as it is: its peak is not known.
+    /// The least milliseconds for FLOPs on factors of a type, by the type's name. 8-bit products have twice the rate of
+    /// bf16, and f32 that is rounded to TF32 has half of it. `None` for f32 as it is: its peak is not known.
     pub fn flops_ms(&self, flops: f64, dtype: &str, tf32: bool) -> Option<f64> {
         let times_bf16 = match dtype {
             "f32" if tf32 => 0.5,

@@ -59,7 +59,7 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     Ok(())
 }
 
-/// The error for a file of a run that it cannot write.
+/// The error for a run's file that cannot be written.
 pub fn unwritable(folder: &Path, name: &str, error: &std::io::Error) -> UserError {
     UserError::new(
         format!("logging.dir = {}: {name} cannot be written: {error}", folder.display()),
@@ -68,7 +68,7 @@ pub fn unwritable(folder: &Path, name: &str, error: &std::io::Error) -> UserErro
     )
 }
 
-/// A log for people, who see of a message what a terminal shows of it.
+/// A log for people, with the part of each message that a terminal shows.
 struct TextLog(LogFile);
 
 impl Write for TextLog {

@@ -22,14 +22,14 @@ use crate::told::tell;
 /// The numbers of a step, as in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The number of steps done after this one, as checkpoints count them: the first step is 1.
+    /// The number of steps done after this step, as in checkpoints: the first step is 1.
     pub step: usize,
     /// Settings that changed with this step: in the first step after a run went on with others.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed_settings: ChangedSettings,
     /// Samples trained on after this step, over all ranks.
     pub samples: u64,
-    /// Tokens of each of its samples, in a run with several lengths.
+    /// Tokens of each sample of the step, in a run with several lengths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seq_length: Option<usize>,
     /// Mean loss over the global batch, nats.
@@ -39,18 +39,18 @@ pub struct StepMetrics {
     /// TRL tells, by its names, such as `rewards/margins`.
     #[serde(flatten)]
     pub added: BTreeMap<String, f64>,
-    /// The largest load of an expert over the mean load of its block's experts, in the block with the largest such number;
-    /// left out for a model without experts.
+    /// The largest load of an expert over the mean load of the block's experts, in the block with the largest such
+    /// number; left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_imbalance: Option<f64>,
     /// The largest load of a rank over the mean load of the ranks that divide a block's experts, in the block with the
-    /// largest such number; left out if no ranks divide them.
+    /// largest such number; left out if no ranks divide experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank_imbalance: Option<f64>,
-    /// Choices that were dropped because of their experts' loads, over all blocks; left out if loads are not limited.
+    /// Choices that were dropped because of experts' loads, over all blocks; left out if loads are not limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_choices: Option<f64>,
-    /// The step was run a second time, as rows of experts had no room in their budget; left out if not.
+    /// Whether the step ran a second time, as rows of experts had no room in the budget; left out if not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub ran_again: bool,
     /// The tokens of each expert, by block, in steps that have a line of their own.
@@ -72,9 +72,9 @@ pub struct StepMetrics {
     pub mfu: Option<f64>,
     /// Wall time of the step, milliseconds.
     pub step_ms: f64,
-    /// Time the host took to prepare and submit it, milliseconds.
+    /// The host's time to prepare and submit the step, milliseconds.
     pub host_ms: f64,
-    /// Time the step waited for its batch, milliseconds. It is near 0 if reading data keeps up.
+    /// The step's wait for the batch, milliseconds. It is near 0 if reading data keeps up.
     pub data_wait_ms: f64,
     /// Planned device memory of this rank.
     pub memory_bytes: usize,
@@ -90,7 +90,7 @@ pub struct StepMetrics {
     /// Mean losses on the further validation data, by name, if an evaluation followed this step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_sets: BTreeMap<String, f64>,
-    /// The losses of 8-bit copies, if the step measured them.
+    /// The losses of 8-bit copies, if measured in the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<Fp8Losses>,
 }
@@ -100,7 +100,7 @@ fn or_nan<'d, D: Deserializer<'d>, T: Deserialize<'d> + From<f32>>(deserializer:
     Ok(Option::deserialize(deserializer)?.unwrap_or_else(|| f32::NAN.into()))
 }
 
-/// For serde; it passes a reference.
+/// Whether a number is 0, for serde, which passes a reference.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -111,8 +111,8 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl StepMetrics {
-    /// A line for people, of a run with so many steps, with the time left if it is known. If it may have `columns`
-    /// only, some numbers are left out, and those of an evaluation follow on a second line.
+    /// A line for people, of a run with so many steps, with the time left if known. If it may have `columns` only, some
+    /// numbers are left out, and those of an evaluation follow on a second line.
     pub fn line(&self, steps: usize, left: Option<&str>, columns: Option<usize>) -> String {
         let digits = steps.to_string().len();
         let columns = columns.unwrap_or(usize::MAX);
@@ -205,7 +205,7 @@ pub(crate) fn between(folder: &Path, steps: Range<u64>) -> std::io::Result<Vec<S
     Ok(all)
 }
 
-/// The last step of a metrics file; 0 if it has none.
+/// The last step of a metrics file; 0 for a file without steps.
 ///
 /// # Errors
 /// Operating system errors.
@@ -234,7 +234,7 @@ fn merged(path: &Path, mut file: File, carried: &[u8], step: usize) -> std::io::
     replaced(path, |copy| steps.values().try_for_each(|line| copy.write_all(line)))
 }
 
-/// Opens a file of one JSON object per line to continue it after `step` steps. Lines with a later step in `key`, and an
+/// Opens a file of one JSON object per line, to continue after `step` steps. Lines with a later step in `key`, and an
 /// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that
 /// stays.
 pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
@@ -290,7 +290,7 @@ fn lines_up_to(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
     Ok(lines)
 }
 
-/// Replaces the file at `path` by these parts of it.
+/// Replaces the file at `path` by the given parts of the file.
 fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
     replaced(path, |copy| {
         for part in parts {

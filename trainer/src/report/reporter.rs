@@ -29,7 +29,7 @@ use crate::told::{say_and_log, tell};
 pub struct Validation {
     /// Of the run's validation data.
     pub loss: f64,
-    /// The means of its pairs of answers.
+    /// The means of the evaluation's pairs of answers.
     pub of_pairs: BTreeMap<String, f64>,
     /// Of each further data set, by name.
     pub sets: BTreeMap<String, f64>,
@@ -44,30 +44,30 @@ pub struct Outcome {
     pub finite: bool,
     /// Loss of the last evaluation, if there was one.
     pub validation_loss: Option<f64>,
-    /// The lowest loss that the data allow, if it is known.
+    /// The lowest loss that the data allow, if known.
     pub floor: Option<f64>,
 }
 
 /// A step that the device has finished.
 pub(crate) struct FinishedStep {
-    /// The steps and samples after it, those of earlier processes included.
+    /// The run's steps and samples after the step, earlier processes included.
     pub(crate) progress: Progress,
     /// Samples over all ranks.
     pub(crate) samples: usize,
-    /// Tokens of a sample, if they are fewer than the model's.
+    /// Tokens of a sample, if fewer than the model's.
     pub(crate) length: Option<usize>,
     pub(crate) result: StepResult,
-    /// The losses of this rank's 8-bit copies, if the step measured them.
+    /// The losses of this rank's 8-bit copies, if measured in the step.
     pub(crate) counts: Option<Vec<TensorCounts>>,
     /// Wall time.
     pub(crate) seconds: f64,
-    /// Time the host took to prepare and submit it.
+    /// The host's time to prepare and submit the step.
     pub(crate) host: Duration,
-    /// Time the host waited for its batch.
+    /// The host's wait for the step's batch.
     pub(crate) data_wait: Duration,
 }
 
-/// Peak FLOP/s of `ranks` GPUs, if it is known.
+/// Peak FLOP/s of `ranks` GPUs, if known.
 pub(crate) fn peak_flops(device: &Device, precision: Precision, ranks: usize) -> Option<f64> {
     let peak = peak_tflops(&device.gpu()?.name, precision)?;
     Some(peak * 1e12 * ranks as f64)
@@ -77,14 +77,14 @@ pub(crate) fn peak_flops(device: &Device, precision: Precision, ranks: usize) ->
 /// More of them will not end, because the weights stay the same.
 const MOST_SKIPPED: usize = 10;
 
-/// Reports steps on the console and writes them to the run's files.
+/// Reports steps on the console and in the run's files.
 pub(crate) struct Reporter<'p> {
     logging: &'p LoggingConfig,
     /// Steps of the run.
     steps: usize,
     plan: &'p RunPlan,
     learning_rate: LearningRate,
-    /// Whether losses are per token, so that they have a perplexity.
+    /// Whether losses are per token and so have a perplexity.
     has_perplexity: bool,
     saves_checkpoints: bool,
     /// The run's files, on rank 0.
@@ -105,7 +105,7 @@ pub(crate) struct Reporter<'p> {
     began: Instant,
     /// Planned device memory of this rank, bytes.
     memory: usize,
-    /// Peak FLOP/s of all ranks, if it is known.
+    /// Peak FLOP/s of all ranks, if known.
     peak: Option<f64>,
     pub(crate) last_loss: f64,
     pub(crate) last_validation: Option<f64>,
@@ -147,14 +147,14 @@ impl<'p> Reporter<'p> {
         }
     }
 
-    /// Prints a line on rank 0 and writes it to the logs.
+    /// Prints a line on rank 0 and adds the line to the logs.
     pub(crate) fn say(&self, text: &str) {
         if self.log.is_some() {
             say_and_log(text);
         }
     }
 
-    /// Reports a step, with the losses of the evaluation that followed it, if there was one.
+    /// Reports a step, with the losses of the evaluation after the step, if any.
     pub(crate) fn report_step(&mut self, done: &FinishedStep, validation: Option<Validation>) {
         let (validation_loss, validation_pairs, validation_sets) = match validation {
             Some(Validation { loss, of_pairs, sets }) => (Some(loss), of_pairs, sets),
@@ -248,7 +248,7 @@ impl<'p> Reporter<'p> {
         }
     }
 
-    /// The time that the steps after this one will take, in words. None after the last step.
+    /// The time that the steps after this step will take, in words. None after the last step.
     fn left(&self, step: usize) -> Option<String> {
         let steps = self.steps.saturating_sub(step);
         self.time_left.of(steps).filter(|_| steps > 0).map(|time| duration(time.as_secs_f64()))

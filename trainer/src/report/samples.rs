@@ -1,4 +1,4 @@
-//! Texts that the model wrote while it trained: a line in `samples.jsonl` for each time.
+//! Texts that the model wrote during training: a line in `samples.jsonl` for each time.
 
 use common::escape::one_line;
 use serde::{Deserialize, Serialize};
@@ -9,9 +9,9 @@ pub const SAMPLES: &str = "samples.jsonl";
 /// A text of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleText {
-    /// The text that it continued.
+    /// The text that the model continued.
     pub prompt: String,
-    /// The text that it added.
+    /// The text that the model added.
     pub text: String,
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use common::files::replace_file;
 use serde::Serialize;
 
-/// So many bytes wait for the disk at most, unless it refuses them.
+/// The most bytes that wait for the disk, unless the disk refuses bytes.
 const UNSYNCED: usize = 1 << 20;
 
 /// A file of whole lines.
@@ -20,12 +20,12 @@ pub(crate) struct StepFile {
     length: u64,
     /// The lines since the last sync.
     unsynced: Vec<u8>,
-    /// How many bytes of these are in the file.
+    /// How many bytes of `unsynced` are in the file.
     written: usize,
 }
 
 impl StepFile {
-    /// Continues an open file, the one at `path`, after its last byte.
+    /// Continues the open file at `path` after the last byte.
     ///
     /// # Errors
     /// Operating system errors.
@@ -103,7 +103,7 @@ impl StepFile {
         matches!((self.path.metadata(), self.file.metadata()), (Ok(there), Ok(here)) if id(&there) == id(&here))
     }
 
-    /// Makes the file again if it was removed.
+    /// Makes a removed file again.
     fn restore(&mut self) -> Result<()> {
         if self.is_there() {
             return Ok(());

@@ -119,7 +119,7 @@ fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
     )
 }
 
-/// The model's adapters, or its layers for further tokens, if it has any.
+/// The model's adapters, or the layers for further tokens, if any.
 fn additions(config: &RunConfig) -> String {
     match (config.model.lora_rank, config.model.mtp_layers) {
         (0, 0) => String::new(),
@@ -128,7 +128,7 @@ fn additions(config: &RunConfig) -> String {
     }
 }
 
-/// How layers multiply in 8 bits, if they do.
+/// How layers multiply in 8 bits; empty for other layers.
 fn fp8(config: &RunConfig) -> String {
     let precision = &config.precision;
     match precision.fp8 {
@@ -225,9 +225,9 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     }
 }
 
-/// The rank's stage, and the share of time that it is idle while the pipeline fills and drains. Relative to the time of its
-/// work that is `(stages - 1) / (chunks * microbatches)` (Narayanan et al., 2021), and a third of it with zero bubble, if a
-/// microbatch's weight gradients take as long as its forward pass (Qi et al., 2023).
+/// The rank's stage, and the stage's share of idle time while the pipeline fills and drains. Relative to the time of its
+/// work that is `(stages - 1) / (chunks * microbatches)` (Narayanan et al., 2021), and a third of it with zero bubble, if
+/// a microbatch's weight gradients take as long as its forward pass (Qi et al., 2023).
 fn pipeline(parallel: &ParallelPlan, microbatches: usize, rank: usize) -> String {
     let (stage, stages) = (parallel.stage(rank), parallel.schedule.placement().stages());
     let filled = if parallel.schedule.splits_backward() { 3 } else { 1 };

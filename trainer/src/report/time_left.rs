@@ -27,7 +27,7 @@ impl TimeLeft {
         TimeLeft { ends: VecDeque::new(), window, settling }
     }
 
-    /// A step has ended, with the evaluation after it.
+    /// A step has ended, with the evaluation after the step.
     pub(crate) fn step_ended(&mut self, at: Instant) {
         if self.settling > 0 {
             self.settling -= 1;

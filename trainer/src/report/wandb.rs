@@ -30,7 +30,7 @@ pub struct History {
 }
 
 impl History {
-    /// Creates the history in `folder`, or continues it after `step` steps, after the rows of these.
+    /// Creates the history in `folder`, or continues after the rows of `step` steps.
     ///
     /// # Errors
     /// Operating system errors.
@@ -48,7 +48,7 @@ impl History {
         self.summary.get("_step").and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// Adds a step, and returns its row.
+    /// Adds a step, and returns the step's row.
     ///
     /// # Errors
     /// Operating system errors.

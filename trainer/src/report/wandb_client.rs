@@ -1,5 +1,6 @@
-//! Sends a run's rows to Weights & Biases while it goes on, by their own Python client in a process of its own. The run never
-//! waits for it: rows wait in a queue, and a client that ends or falls behind is given up. The files have every row.
+//! Sends a run's rows to Weights & Biases during the run, by Weights & Biases' Python client in a separate process. The
+//! run never waits for it: rows wait in a queue, and a client that ends or falls behind is given up. The files have every
+//! row.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -85,7 +86,7 @@ impl Client {
         }
     }
 
-    /// Tells the client that the run came to its end, and waits until it has sent everything, for a minute at most.
+    /// Tells the client that the run ended, and waits a minute at most until everything is sent.
     pub fn finish(mut self) {
         self.send("null\n");
         let Some((mut child, rows)) = self.running.take() else { return };
@@ -128,7 +129,7 @@ fn begin(folder: &Path, run: &str, config: &RunConfig) -> String {
         .to_string()
 }
 
-/// Writes rows to the client until there are no more, or it reads no more.
+/// Writes rows to the client until there are no more rows, or the client reads no more.
 fn feed(mut client: ChildStdin, rows: &Receiver<String>) {
     for row in rows {
         if client.write_all(row.as_bytes()).is_err() {

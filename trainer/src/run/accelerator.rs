@@ -14,7 +14,7 @@ use crate::config::DeviceChoice;
 pub enum Accelerator {
     /// The CPU.
     Host,
-    /// A GPU, by its number among the visible ones.
+    /// A GPU, by the GPU's number among the visible GPUs.
     Cuda(usize),
 }
 

@@ -26,14 +26,14 @@ const FEWEST: usize = 3;
 /// The longest that the timed steps of a trial may take, in seconds.
 const PATIENCE: f64 = 2.0;
 
-/// Graphs that gain less than this share of a step are not worth their start.
+/// The share of a step that graphs must gain to be worth a start with graphs.
 const WORTH: f64 = 0.01;
 
 /// A scope that could be chosen.
 #[derive(Clone, Debug, PartialEq)]
 struct Trial {
     scope: GraphScope,
-    /// Milliseconds of a step, or why it was not tried.
+    /// Milliseconds of a step, or why the scope was not tried.
     step_ms: Result<f64, String>,
 }
 

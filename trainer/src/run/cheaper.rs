@@ -24,7 +24,7 @@ fn changes(layers: usize) -> [String; 9] {
     .map(String::from)
 }
 
-/// The same configuration with these settings.
+/// The same configuration with the given settings.
 fn changed(config: &RunConfig, settings: &str) -> Option<RunConfig> {
     let mut all = Table::try_from(config).ok()?;
     for (section, values) in settings.parse::<Table>().ok()? {

@@ -26,7 +26,7 @@ pub fn shared_settings(config: &RunConfig, command: &[(&str, String)]) -> String
     values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
 }
 
-/// The number of datasets, and their weights.
+/// The number of datasets, and the datasets' weights.
 fn describe_datasets(paths: &Paths, key: &str) -> String {
     let datasets = paths.datasets(key).unwrap_or_default();
     match &datasets[..] {

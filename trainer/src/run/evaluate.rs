@@ -20,7 +20,7 @@ use crate::run::set_up::{load_start, stage, step_settings};
 
 /// A data set to evaluate on.
 pub struct EvaluationSet {
-    /// The user's name for it.
+    /// The user's name of the data.
     pub name: String,
     /// The samples. All of them are read, in order.
     pub source: TokenSource,
@@ -29,7 +29,7 @@ pub struct EvaluationSet {
 /// The loss of a model on a data set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluationResult {
-    /// The data set, as the user named it.
+    /// The user's name of the data set.
     pub data: String,
     /// Samples that were evaluated.
     pub samples: u64,
@@ -43,7 +43,7 @@ pub struct EvaluationResult {
 
 /// The data to evaluate on.
 pub enum Subject {
-    /// Data, for their loss.
+    /// Data to compute the loss of.
     Data(Box<EvaluationSet>),
     /// Questions, for the share that is answered right.
     Choices(ChoiceSet),
@@ -142,7 +142,7 @@ pub(super) struct Means {
     pub(super) of_pairs: BTreeMap<String, f64>,
 }
 
-/// The means over at most `most` samples to evaluate on, the same ones each time. Each sample is there once, and every
+/// The means over at most `most` samples to evaluate on, the same samples each time. Each sample is there once, and every
 /// target that has a loss counts the same. All ranks call it together.
 pub(super) fn validation_means(
     plan: &RunPlan,
@@ -215,7 +215,7 @@ impl Sum {
     }
 }
 
-/// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.
+/// The samples of a share that are below `end`. Rows from there on have no targets, so their loss is 0.
 fn batch(source: &dyn Source, form: &SampleRow, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
     let read = |first, count| source.batch(Split::Validation, first, count, &Staging::default());
     let own = share.samples.min(end.saturating_sub(share.first_sample) as usize);

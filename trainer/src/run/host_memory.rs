@@ -9,19 +9,19 @@ use crate::process_group::ProcessGroup;
 /// Bytes of memory that a rank needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Needs {
-    /// Of its device.
+    /// Memory of the rank's device.
     pub(crate) device: usize,
     /// Of the host beside a device, for tensors that wait there.
     pub(crate) on_host: usize,
-    /// For its part of the states in shared memory that are to come.
+    /// Memory for the rank's part of the states in shared memory that are to come.
     pub(crate) states: usize,
 }
 
-/// Bytes that a rank needs besides the memory of its device: for the program, libraries and data.
+/// Bytes that a rank needs besides the device's memory: for the program, libraries and data.
 const HEADROOM: usize = 64 << 20;
 
-/// Fails if the ranks of this machine need more memory than it has, on the host device. The operating system would kill one of
-/// them without a message. `cheaper` names settings that need less.
+/// Fails if the ranks of this machine need more memory than the machine has, on the host device. The operating system
+/// would kill one of them without a message. `cheaper` names settings that need less.
 pub(crate) fn fits_host(
     needs: Needs,
     device: &Device,
@@ -60,7 +60,7 @@ pub(crate) fn fits_host(
     }
 }
 
-/// Fails if the ranks of this machine need more page-locked memory beside their GPUs than it has.
+/// Fails if the ranks of this machine need more page-locked memory beside the GPUs than the machine has.
 pub(crate) fn fits_beside_gpus(needs: Needs, device: &Device, group: &ProcessGroup) -> Result<(), UserError> {
     let on_host = group.control.max(needs.on_host as u64) as usize;
     let free = device.free_host_memory();

@@ -25,7 +25,7 @@ pub struct ChoiceSet {
 /// How well a model chose endings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChoiceResult {
-    /// The file, as the user named it.
+    /// The user's name of the file.
     pub data: String,
     /// Questions that were asked.
     pub questions: usize,
@@ -45,7 +45,7 @@ pub struct ChoiceResult {
 /// A model's choice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
-    /// The file, as the user named it.
+    /// The user's name of the file.
     pub data: String,
     /// The question's line, from 1.
     pub line: usize,
@@ -55,7 +55,7 @@ pub struct Answer {
     pub chosen: usize,
     /// The ending with the largest log-likelihood over the number of characters.
     pub chosen_norm: usize,
-    /// For each ending the sum of the log-likelihoods of its tokens, in nats.
+    /// The sum of the log-likelihoods of each ending's tokens, in nats.
     pub log_likelihoods: Vec<f64>,
 }
 

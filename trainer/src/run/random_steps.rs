@@ -29,7 +29,7 @@ pub enum Inputs {
 pub struct Submission {
     /// The control block, copies and graphs or operations.
     pub launch_us: f64,
-    /// All calls of a step, with the read-back of its numbers.
+    /// All calls of a step, with the read-back of the step's numbers.
     pub issue_us: f64,
 }
 
@@ -39,7 +39,7 @@ pub struct Row {
     pub milliseconds: Vec<f64>,
     /// Of the last step.
     pub loss: f64,
-    /// The host's counters at the begin of the time, and at its end.
+    /// The host's counters at the begin of the steps' time, and at the end.
     pub before: Counters,
     /// See `before`.
     pub after: Counters,
@@ -52,7 +52,7 @@ pub struct RandomSteps<'r> {
     device: &'r Device,
     /// As in training, nothing is torn down on a fault.
     stage: ManuallyDrop<Stage>,
-    /// Streams of the device before those of the stage.
+    /// Streams of the device before the stage's streams.
     streams: usize,
     batch: HostValues,
     step: usize,
@@ -78,7 +78,7 @@ impl<'r> RandomSteps<'r> {
         &mut self.stage
     }
 
-    /// Submits the next step; also returns when its work was submitted.
+    /// Submits the next step; also returns when the step's work was submitted.
     ///
     /// # Errors
     /// See [`RunError`].
@@ -99,7 +99,7 @@ impl<'r> RandomSteps<'r> {
         Ok((self.stage.metrics(losses)?, launched))
     }
 
-    /// Runs a step to its end; returns its loss.
+    /// Runs a step to the end; returns the step's loss.
     ///
     /// # Errors
     /// See [`RunError`].
@@ -148,7 +148,7 @@ impl<'r> RandomSteps<'r> {
         Ok(Row { milliseconds: each, loss, before, after })
     }
 
-    /// Frees the stage, with all memory that its steps took.
+    /// Frees the stage, with all memory that the steps took.
     ///
     /// # Errors
     /// The device's.

@@ -1,4 +1,4 @@
-//! Starts all ranks of a run together and ends them together: MPI, the watch, the device and the communicators.
+//! Starts and ends all ranks of a run together: MPI, the watch, the device and the communicators.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,13 +21,13 @@ use crate::error::RunError;
 use crate::process_group::{Control, ProcessGroup};
 use crate::run::consistency::check_settings;
 
-/// A rank that refuses its input waits for the others, so that only one rank says why. This is how long it waits: the others
-/// may still read data, or hang.
+/// How long a rank that refuses wrong input waits for the others, so that only one rank says why. The
+/// others may still read data, or hang.
 const OTHERS_COME: Duration = Duration::from_secs(60);
 
 /// How the ranks of a run join.
 pub struct Joined<'j> {
-    /// The groups that they form.
+    /// The groups that the ranks form.
     pub connections: &'j Connections,
     /// How ranks that share layers exchange tensors on GPUs.
     pub transfers: TensorTransfers,
@@ -156,7 +156,7 @@ fn first_of(world: &World, here: bool) -> bool {
     if here { first == world.rank() as u64 } else { first < u64::MAX }
 }
 
-/// Ends this rank because its input is wrong. All other ranks end too, even if their input is right. Of the ranks that
+/// Ends this rank because of wrong input. All other ranks end too, even if their input is right. Of the ranks that
 /// refuse, only the first prints why.
 pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     if env.world_size == 1 {

@@ -31,15 +31,15 @@ const REFERENCES: &str = "references.json";
 /// A file has no more bytes.
 const LARGEST: u64 = 4 << 30;
 
-/// Log-probabilities of the same model differ no more than so, of their size: other layouts and graphs round otherwise,
-/// and bf16 has 8 digits.
+/// The largest relative difference of log-probabilities of the same model: other layouts and graphs round otherwise, and
+/// bf16 has 8 digits.
 const ROUNDING: f64 = 0.02;
 
-/// The log-probabilities of all pairs of a run, as a file keeps them.
+/// The log-probabilities of all pairs of a run, in a file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
-    /// The pairs to train on, then those to evaluate on.
+    /// The pairs to train on, then the pairs to evaluate on.
     parts: Vec<KeptPart>,
 }
 
@@ -61,14 +61,14 @@ pub(super) enum Moment {
     Later,
 }
 
-/// The file of a run, if it keeps one.
+/// The file of a run's references, if the run keeps one.
 fn file(config: &RunConfig) -> Option<PathBuf> {
     let in_checkpoints = || Some(Path::new(config.checkpoint.dir.as_ref()?).join(REFERENCES));
     config.dpo.references.as_ref().map(PathBuf::from).or_else(in_checkpoints)
 }
 
-/// Gives the source's pairs their references: those of the file, or computed ones, which the file then keeps. All ranks
-/// call it together. Does nothing for a run without pairs.
+/// Gives a reference to each of the source's pairs: those of the file, or computed ones, which the file then keeps. All
+/// ranks call it together. Does nothing for a run without pairs.
 ///
 /// # Errors
 /// A file of other pairs or of another model; a run that goes on without its file.
@@ -141,7 +141,7 @@ fn gone(config: &RunConfig) -> UserError {
     )
 }
 
-/// The references in the file, by part; `None` if it is not there. Rank 0 reads it.
+/// The references in the file, by part; `None` without the file. Rank 0 reads it.
 ///
 /// # Errors
 /// A file that is damaged, or of other pairs.
@@ -180,7 +180,7 @@ fn kept(
     Ok(Some(kept.parts.into_iter().map(|part| part.logps).collect()))
 }
 
-/// Writes the file, so that it is whole or not there.
+/// Writes the file of references, so that the whole file is there or nothing.
 fn keep(file: &Path, parts: &[&Conversations], references: &[Vec<ReferenceLogps>]) -> Result<(), RunError> {
     let part = |(part, logps): (&&Conversations, &Vec<ReferenceLogps>)| KeptPart {
         sha256: part.digest(),
@@ -229,7 +229,7 @@ fn check_model(
 }
 
 /// The log-probabilities of the answers in the first `samples` samples of a part, under the weights that the stage has; 0
-/// for those in others. All ranks get the same.
+/// for answers in other samples. All ranks get the same.
 fn computed(
     plan: &RunPlan,
     group: &ProcessGroup,

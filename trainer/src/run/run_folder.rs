@@ -1,5 +1,5 @@
-//! The folder of a run, `logging.dir`, and other files that it writes after its steps. A resumed run appends to its own metrics.
-//! The metrics of another run are moved aside, never mixed or lost.
+//! The folder of a run, `logging.dir`, and other files that the run writes after steps. A resumed run appends to its own
+//! metrics. The metrics of another run are moved aside, never mixed or lost.
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const LONGEST_CONFIG: u64 = 1 << 20;
 /// The most bytes of that file.
 const LONGEST_NAME: u64 = 4096;
 
-/// The files that rank 0 writes into the folder under these names.
+/// The names of the files that rank 0 writes into the run's folder.
 const WRITTEN: [&str; 10] = [LOG_LOCK, CONFIG, METRICS, SAMPLES, OWNER, RUN_LOG, RANKS, HISTORY, SUMMARY, CLIENT_LOG];
 
 /// Fails if something other than a regular file is in the place of a file that rank 0 writes into `folder`. So the run is

@@ -1,4 +1,4 @@
-//! Texts that the model writes while it trains, so that people see what it has learned.
+//! Texts that the model writes during training, so that people see what the model has learned.
 //!
 //! Rank 0 writes them, between two steps, with a memory for one text beside the run's own. The weights are the run's: they are
 //! read, and nothing else of the run is touched, so its numbers have the same bits with samples and without.
@@ -27,7 +27,8 @@ const MOST_PROMPTS: usize = 32;
 /// Tokens that are added to a prompt.
 const TOKENS: usize = 64;
 
-/// As `trainer sample` chooses them by default. The seed is the same each time, so that texts differ by the weights alone.
+/// The sampler that `trainer sample` has by default. The seed is the same each time, so that texts differ by the weights
+/// alone.
 const SAMPLER: Sampler = Sampler { temperature: 0.8, top_k: Some(200), top_p: None, seed: 1 };
 
 /// The prompts of a run.

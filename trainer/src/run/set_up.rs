@@ -50,7 +50,7 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup, resumes: boo
     Ok(stage)
 }
 
-/// Whether the run computes references before its first step.
+/// Whether the run computes references before the first step.
 fn keeps_references(plan: &RunPlan) -> bool {
     plan.config.data.kind().is_judged() && !plan.config.dpo.references_in_step()
 }
@@ -60,7 +60,8 @@ fn evaluates(plan: &RunPlan) -> bool {
     plan.evaluation.is_some() || keeps_references(plan)
 }
 
-/// The folder of the weights that a new run begins with, and the shape of the model; `None` if it begins with first weights.
+/// The folder of the weights that a new run begins with, and the shape of the model; `None` for a run that begins with
+/// first weights.
 fn start_weights<'p>(config: &'p RunConfig, model: &'p ModelPlan) -> Option<(&'p str, &'p GptShape)> {
     match (&config.model.init_from, model) {
         (Some(folder), ModelPlan::Gpt(shape)) => Some((folder, shape)),
@@ -68,8 +69,8 @@ fn start_weights<'p>(config: &'p RunConfig, model: &'p ModelPlan) -> Option<(&'p
     }
 }
 
-/// Fails unless the folder that `model.init_from` names, if it is set, has the weights of the model. Reads headers alone. A
-/// run that goes on from a checkpoint does not read the folder, which may be gone.
+/// Fails unless the folder that `model.init_from` names, if set, has the weights of the model. Reads headers alone. A run
+/// that goes on from a checkpoint does not read the folder, which may be gone.
 ///
 /// # Errors
 /// Weights that are missing, damaged, or do not fit.
@@ -90,8 +91,8 @@ pub fn check_start(config: &RunConfig, model: &ModelPlan) -> Result<(), UserErro
     model.check(shape, new_tokens(&config.data)?)
 }
 
-/// Loads the weights that `model.init_from` names, if it is set. A resumed run loads its checkpoint instead.
-/// Tokens that the data add to the model's own have rows then too.
+/// Loads the weights that `model.init_from` names, if set. A resumed run loads its checkpoint instead. Tokens that the
+/// data add to the model's own have rows then too.
 ///
 /// # Errors
 /// Weights that are missing, damaged, or do not fit.
@@ -107,8 +108,8 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
     Ok(())
 }
 
-/// The files of the Hugging Face model that a new run begins with; none if it begins with none. Prints a notice if the
-/// data of `source` have another tokenizer, or if weights beside those that are read stay unread.
+/// The files of the Hugging Face model that a new run begins with; none for a run without such a model. Prints a notice
+/// if the data of `source` have another tokenizer, or if weights beside those that are read stay unread.
 ///
 /// # Errors
 /// A file that cannot be read or is damaged.
@@ -161,12 +162,14 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
     }
 }
 
-/// The plan with the share of the optimizer's state that lies on the host, if it is as needed. All ranks call it together.
+/// The plan with the share of the optimizer's state that lies on the host, if that share is as needed. All ranks call it
+/// together.
 pub(super) fn state_resolved(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<RunPlan, RunError> {
     resolved(plan, device, group, |plan| Ok(needs_of_all_ranks(plan, device, group)?.device))
 }
 
-/// Why a plan does not fit the memory of all ranks; `None` if it does. All ranks call it together and get the same answer.
+/// Why a plan does not fit the memory of all ranks; `None` for a plan that fits. All ranks call it together and get the
+/// same answer.
 ///
 /// # Errors
 /// Settings that exclude each other.
@@ -219,9 +222,8 @@ fn needs_of(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Nee
     needed
 }
 
-/// A rank's stage with its steps recorded and its memory allocated; on a dry device it takes none. Without a seed of first weights
-/// these are 0. All ranks call it together,
-/// unless their communicators are on paper.
+/// A rank's stage with recorded steps and allocated memory; on a dry device no memory is taken. Without a seed of first
+/// weights these are 0. All ranks call it together, unless their communicators are on paper.
 ///
 /// # Errors
 /// Out of memory, or settings that exclude each other.

@@ -112,7 +112,7 @@ fn open(
     Ok(Arc::new(source))
 }
 
-/// Opens the further data to evaluate on, beside those of `source`.
+/// Opens the further data to evaluate on, beside the data of `source`.
 ///
 /// # Errors
 /// An item other than `NAME=PATH`; a name given twice; data that are wrong, or of another tokenizer than those of

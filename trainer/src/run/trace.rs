@@ -20,7 +20,7 @@ use crate::told::tell;
 pub struct StepTrace {
     target: Option<Target>,
     state: State,
-    /// Why its file was not written.
+    /// Why the timeline's file was not written.
     write_error: Option<RunError>,
 }
 
@@ -28,7 +28,7 @@ pub struct StepTrace {
 struct Target {
     path: PathBuf,
     rank: usize,
-    /// The rank and its device, in words.
+    /// The rank and the rank's device, in words.
     process: String,
     steps: usize,
     /// Tells the watch that the timeline is being written. This may take long.
@@ -78,7 +78,7 @@ impl StepTrace {
         Ok(StepTrace { target: Some(target), state: State::Waiting(after), write_error: None })
     }
 
-    /// Starts the timeline if the next step is its first.
+    /// Starts the timeline before the timeline's first step.
     ///
     /// # Errors
     /// Device errors.
@@ -94,8 +94,8 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Ends and writes the timeline if that step was its last. If the file cannot be written, the user is warned, and the run
-    /// ends with the error only after its last step.
+    /// Ends and writes the timeline after the timeline's last step. If the file cannot be written, the user is warned,
+    /// and the run ends with the error only after its last step.
     ///
     /// # Errors
     /// Device errors.

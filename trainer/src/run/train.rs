@@ -1,4 +1,4 @@
-//! A training run, from its first to its last step.
+//! A training run, from the first to the last step.
 //!
 //! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
@@ -148,11 +148,11 @@ struct Trainer<'r> {
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
-    /// The time at which it read its command line.
+    /// The time at which the process read the command line.
     began: Instant,
-    /// The steps and samples submitted so far, those of earlier processes included.
+    /// The steps and samples submitted so far, earlier processes included.
     progress: Progress,
-    /// The last submitted step, if the host has not waited for it yet.
+    /// The last submitted step, if the host has not waited for that step yet.
     in_flight: Option<SubmittedStep>,
     /// The end of the last step that the host has waited for.
     last_end: Option<Instant>,
@@ -278,7 +278,7 @@ impl<'r> Trainer<'r> {
         Ok(StepSettings { length, ..step_settings(&plan.optimizer, self.progress.step, share, counts) })
     }
 
-    /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device.
+    /// Submits one step, and then waits for the step before. The host is never more than one step ahead of the device.
     fn train_step(&mut self) -> Result<(), RunError> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
@@ -328,7 +328,7 @@ impl<'r> Trainer<'r> {
         Ok(())
     }
 
-    /// Tells of graphs after the step that captured them. Each length of samples has its own; the first line is about all.
+    /// Tells of graphs after the step of the capture. Each length of samples has its own; the first line is about all.
     fn say_graphs(&mut self, length: Option<usize>) {
         let length = length.unwrap_or(self.plan.size.losses_per_sample);
         let is_first = self.graphs_told.is_empty();
@@ -419,7 +419,7 @@ impl<'r> Trainer<'r> {
         })
     }
 
-    /// Waits for the submitted step, if there is one, and reports it.
+    /// Waits for the submitted step, if any, and reports the step.
     fn report_in_flight(&mut self) -> Result<(), RunError> {
         if let Some(step) = self.in_flight.take() {
             let done = self.wait(step)?;
@@ -447,7 +447,7 @@ fn sync_debug(plan: &RunPlan) -> SyncDebug {
     }
 }
 
-/// The first rank of each stage looks at the 8-bit tensors of its stage.
+/// The first rank of each stage looks at the stage's 8-bit tensors.
 fn fp8_watch(plan: &RunPlan, group: &ProcessGroup) -> Option<Fp8Watch> {
     let is_first = group.ranks.place(group.ranks.of_stage()).is_first();
     let delayed = plan.config.precision.fp8_recipe == Fp8Recipe::Delayed;
@@ -469,7 +469,7 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     RunLog::open(&plan.config, session.progress().step, &carried, client).map_err(file("metrics.jsonl"))
 }
 
-/// Starts to read the batches of all remaining steps, on a thread of its own.
+/// Starts a thread that reads the batches of all remaining steps.
 fn prefetch(
     plan: &RunPlan,
     rank: usize,

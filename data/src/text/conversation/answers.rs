@@ -1,4 +1,4 @@
-//! The answers in a conversation whose template does not mark them, found by comparing renderings.
+//! The answers in a conversation whose template marks no answers, found by comparing renderings.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,13 +8,14 @@ use minijinja::Value;
 use super::form::ASSISTANT;
 use super::template::Rendering;
 
-/// The text of a conversation, and the ranges of its bytes that are answers.
+/// The text of a conversation, and the ranges of bytes that are answers.
 pub(crate) type Marked = (String, Vec<Range<usize>>);
 
-/// Put behind a message's content to see where it ends. Unicode reserves this character for such uses, so no text has it.
+/// A text put behind a message's content, to see where the content ends. Unicode reserves this character for such uses,
+/// so no text has it.
 const MORE: &str = "\u{fdd2}";
 
-/// The text of a conversation and its answers, as ranges of bytes. An answer includes the text that the template writes
+/// The text of a conversation, and the answers as ranges of bytes. An answer includes the text that the template writes
 /// behind it, so that the model learns to end. The inner error is for an answer that cannot be told apart.
 ///
 /// # Errors
@@ -76,9 +77,9 @@ fn searched(
 /// The ends of a message in the text of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MessageEnd {
-    /// Of its content, or of the part of it that is shown.
+    /// The end of the content, or of the part of the content that is shown.
     content: usize,
-    /// Of the text that the template writes behind it.
+    /// The end of the text that the template writes behind the content.
     message: usize,
 }
 

@@ -6,15 +6,15 @@ use crate::text::tokenizer::Tokenizer;
 pub(crate) struct BuiltIn {
     /// The template's name for `--chat-template`.
     pub(crate) name: &'static str,
-    /// A token that tokenizers of its family have.
+    /// A token that tokenizers of the template's family have.
     pub(crate) token: &'static str,
-    /// The tokens around its messages. Mistral's are text in its first models.
+    /// The tokens around the family's messages. Mistral's are text in its first models.
     pub(crate) markers: &'static [&'static str],
     /// The template.
     pub(crate) source: &'static str,
 }
 
-/// All of them.
+/// All built-in templates.
 pub(crate) const BUILT_IN: [BuiltIn; 4] = [
     BuiltIn {
         name: "chatml",

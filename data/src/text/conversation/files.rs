@@ -12,7 +12,7 @@ use crate::text::conversation::Conversation;
 use crate::text::files::{Holds, JsonLine, Records, Segment, TextFile, in_parallel, read_files};
 use crate::text::tokenizer::Tokenizer;
 
-/// The files of a data set of conversations, as they were read.
+/// The files of a data set of conversations, after reading.
 pub(crate) struct ReadConversations {
     /// The form of all conversations. `None` if there are none.
     pub(crate) form: Option<ChatForm>,
@@ -63,7 +63,7 @@ pub(crate) fn encode_conversations<E: From<UserError> + Send>(
     Ok(ReadConversations { form, notices, lost: lost.told(template.as_deref())? })
 }
 
-/// So many conversations without an answer as it is are enough to refuse a template.
+/// The number of conversations without a whole answer that is enough to refuse a template.
 const ENOUGH: u64 = 16;
 
 /// Conversations with answers of which the template leaves something out.
@@ -72,7 +72,7 @@ struct LostAnswers {
     /// Conversations with learned answers.
     read: u64,
     lost: u64,
-    /// The first of them.
+    /// The first conversation that lost an answer.
     first: String,
 }
 
@@ -201,7 +201,7 @@ mod tests {
     use crate::splits::Purpose;
     use crate::text::files::text_files;
 
-    /// The form of the conversations of a path, and their texts with `[` and `]` around what is learned.
+    /// The form of the conversations of a path, and the conversations' texts with `[` and `]` around what is learned.
     fn read(path: &std::path::Path, records: Records<'_>) -> Result<(Option<ChatForm>, Vec<String>), UserError> {
         let files = text_files("x", path, records, Purpose::Train)?.files;
         let template = || Ok(Rc::new(ChatTemplate::open(Some("chatml"), None, &Tokenizer::Bytes)?));

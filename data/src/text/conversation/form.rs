@@ -13,7 +13,7 @@ pub(crate) const ASSISTANT: &str = "assistant";
 /// The roles of messages. Templates know some of them.
 const ROLES: [&str; 7] = ["system", "developer", "user", ASSISTANT, "tool", "function", "ipython"];
 
-/// The names that ShareGPT and its descendants have for roles.
+/// The names for roles in ShareGPT and in data sets of that kind.
 const SHARE_GPT: [(&str, &str); 8] = [
     ("system", "system"),
     ("human", "user"),
@@ -45,7 +45,7 @@ common::choice! {
     }
 }
 
-/// A conversation as a record has it.
+/// A conversation in the form of a record.
 #[derive(Debug)]
 pub(crate) enum Talk {
     /// Messages, for a template.
@@ -54,12 +54,12 @@ pub(crate) enum Talk {
         messages: Vec<Value>,
         /// Descriptions of functions that the model may call.
         tools: Option<Value>,
-        /// For each message of the assistant, whether it is learned.
+        /// For each message of the assistant, whether the message is learned.
         learned: Vec<bool>,
-        /// The texts of those that are, each with the number of its message from 1.
+        /// The texts of the learned messages, each with the message's number from 1.
         answers: Vec<(usize, String)>,
     },
-    /// A text, and the text to learn behind it.
+    /// A text, and the text to learn behind the first.
     Text {
         /// The text that is read.
         prompt: String,
@@ -69,7 +69,7 @@ pub(crate) enum Talk {
 }
 
 impl Talk {
-    /// Whether a text of it has a NUL character.
+    /// Whether a text of the conversation has a NUL character.
     pub(crate) fn has_nul(&self) -> bool {
         match self {
             Talk::Text { prompt, completion } => [prompt, completion].into_iter().any(|text| text.contains('\0')),
@@ -81,12 +81,12 @@ impl Talk {
 }
 
 impl ChatForm {
-    /// Whether a record with these fields is a pair of answers.
+    /// Whether a record with the given fields is a pair of answers.
     pub(crate) fn is_pair(fields: &[String]) -> bool {
         ["chosen", "rejected"].iter().all(|name| fields.iter().any(|field| field == name))
     }
 
-    /// Whether a record with these fields is an answer with a label.
+    /// Whether a record with the given fields is an answer with a label.
     pub(crate) fn is_labelled(fields: &[String]) -> bool {
         ["prompt", "completion", "label"].iter().all(|name| fields.iter().any(|field| field == name))
     }
@@ -100,7 +100,7 @@ impl ChatForm {
         label.as_bool().ok_or_else(|| format!("has a `label` of {label}: it is true or false"))
     }
 
-    /// The form of a record that is a pair of answers, which has these fields.
+    /// The form of a record with the given fields that is a pair of answers.
     ///
     /// # Errors
     /// A record without a form, as the end of a sentence that begins with the record's name.
@@ -118,12 +118,12 @@ impl ChatForm {
         }
     }
 
-    /// Whether a record with these fields is a conversation.
+    /// Whether a record with the given fields is a conversation.
     pub(crate) fn is_in(fields: &[String]) -> bool {
         ChatForm::of_fields(fields).is_some()
     }
 
-    /// The form of a record with these fields. The first that fits: some data sets have a column `prompt` beside
+    /// The form of a record with the given fields. The first that fits: some data sets have a column `prompt` beside
     /// `messages`.
     fn of_fields(fields: &[String]) -> Option<ChatForm> {
         let has = |name: &str| fields.iter().any(|field| field == name);
@@ -136,7 +136,7 @@ impl ChatForm {
         }
     }
 
-    /// The form of a record, which has these fields.
+    /// The form of a record with the given fields.
     ///
     /// # Errors
     /// It has none, as the end of a sentence that begins with the record's name.
@@ -179,7 +179,7 @@ impl ChatForm {
         }
     }
 
-    /// Whether a chat template makes text of it.
+    /// Whether the form's text is made by a chat template.
     pub(crate) fn needs_template(self) -> bool {
         !matches!(self, ChatForm::PromptText | ChatForm::PairTexts)
     }
@@ -239,7 +239,7 @@ impl Talk {
     }
 }
 
-/// Fields beside those of a form.
+/// Fields beside the fields of a form.
 #[derive(Deserialize)]
 struct Common {
     tools: Option<Value>,
@@ -272,7 +272,7 @@ struct PromptText {
 #[derive(Deserialize)]
 struct Alpaca {
     system: Option<String>,
-    /// Earlier questions with their answers.
+    /// Earlier questions, each with the answer.
     history: Option<Vec<[String; 2]>>,
     instruction: String,
     input: Option<String>,
@@ -303,8 +303,8 @@ fn texts_of_pair(Pair { prompt, chosen, rejected }: Pair) -> Result<Vec<Talk>, S
     Ok([chosen, rejected].map(|text| talk(&text[..end], &text[end..])).into())
 }
 
-/// The messages of a pair's two conversations, each with the number of those that are only read. A prompt of another kind
-/// than the answers is left out, as in TRL: the answers then have it.
+/// The messages of a pair's two conversations, each with the number of messages that are only read. A prompt of another
+/// kind than the answers is left out, as in TRL: the answers then have it.
 fn messages_of_pair(Pair { prompt, chosen, rejected }: Pair) -> Result<[(Vec<Value>, usize); 2], String> {
     let list = |value: &Value| -> Vec<Value> { value.try_iter().into_iter().flatten().collect() };
     let [chosen, rejected] = [list(&chosen), list(&rejected)];
@@ -368,7 +368,7 @@ fn share_gpt(ShareGpt { system, conversations }: ShareGpt) -> Result<Vec<Value>,
     Ok(messages)
 }
 
-/// The messages of a question with its answer in Alpaca's form.
+/// The messages of a question and an answer in Alpaca's form.
 fn alpaca(Alpaca { system, history, instruction, input, output }: Alpaca) -> Vec<Value> {
     let mut messages: Vec<Value> =
         system.iter().filter(|text| !text.is_empty()).map(|text| message("system", text)).collect();
@@ -382,7 +382,7 @@ fn alpaca(Alpaca { system, history, instruction, input, output }: Alpaca) -> Vec
     messages
 }
 
-/// A message with its content as text: a list of parts, as OpenAI has them, becomes the texts one after the other.
+/// A message with the content as text: a list of parts, as OpenAI has them, becomes the texts one after the other.
 fn with_text(message: Value) -> Result<Value, String> {
     let content = message.get_attr("content").unwrap_or_default();
     if content.kind() != ValueKind::Seq {

@@ -13,9 +13,9 @@ use crate::text::tokenizer::Tokenizer;
 /// A tokenizer that has the markers of a template as tokens.
 pub(crate) struct WithMarkers {
     pub(crate) tokenizer: Tokenizer,
-    /// The tokens that it did not have before.
+    /// The tokens that the tokenizer did not have before.
     pub(crate) new_tokens: Range<usize>,
-    /// A line about them.
+    /// A line about the new tokens.
     pub(crate) line: String,
 }
 

@@ -29,11 +29,11 @@ const SHOWN: usize = 60;
 pub(crate) struct Conversation {
     /// All tokens, in order.
     pub(crate) tokens: Vec<u32>,
-    /// For each token, whether it belongs to an answer.
+    /// For each token, whether the token belongs to an answer.
     pub(crate) counts: Vec<bool>,
     /// The label of an answer; without meaning in other records.
     pub(crate) is_desirable: bool,
-    /// The first answer of which the template leaves something out, and what is learned in its place, in words.
+    /// The first answer of which the template leaves something out, and what is learned instead, in words.
     pub(crate) lost: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl Conversation {
         }
     }
 
-    /// The tokens of a text with these answers, as ranges of bytes.
+    /// The tokens of a text with the given answers, as ranges of bytes.
     fn of_text(text: &str, answers: &[Range<usize>], tokenizer: &Tokenizer) -> Result<Conversation, String> {
         let encoded =
             tokenizer.encode_chat_with_ends(text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
@@ -96,7 +96,7 @@ impl Conversation {
     }
 }
 
-/// The first of the learned answers, each with its message's number, that lies in none of these ranges of the text, in words.
+/// The first answer, in words, that lies in no range of `learned`; each answer is there with the message's number.
 /// Templates leave out white space around an answer, and thoughts before it.
 fn first_lost(said: &[(usize, String)], text: &str, learned: &[Range<usize>]) -> Option<String> {
     let is_in = |part: &str| learned.iter().any(|range| text[range.clone()].contains(part.trim()));

@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it: models were trained on tools in this form.
+//! JSON in the form of Python's `json.dumps`: models were trained on tools in this form.
 
 use std::io::{self, Result, Write};
 

@@ -28,17 +28,17 @@ const SPECIAL: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 /// A chat template that was read and compiled.
 #[derive(Clone)]
 pub struct ChatTemplate {
-    /// Where it is from.
+    /// The template's origin.
     name: String,
     engine: Engine,
     source: String,
-    /// The tokens that it may name, as text.
+    /// The tokens that the template may name, as text.
     special: BTreeMap<String, String>,
-    /// Whether the template itself marks the model's answers.
+    /// Whether the template marks the model's answers.
     has_marks: bool,
 }
 
-/// A conversation that a template is rendering, whole or its first messages.
+/// A conversation that a template is rendering, whole or only the first messages.
 pub(crate) struct Rendering<'r> {
     renderer: &'r Renderer<'r>,
     /// Objects with `role`, `content` and the other keys that the template reads.
@@ -140,18 +140,18 @@ impl ChatTemplate {
         Ok(ChatTemplate { name: shown.into(), engine, source, special, has_marks })
     }
 
-    /// Where it is from, for messages.
+    /// The template's origin, for messages.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether the template itself marks the model's answers, by `{% generation %}`.
+    /// Whether the template marks the model's answers, by `{% generation %}`.
     pub(crate) fn has_marks(&self) -> bool {
         self.has_marks
     }
 
-    /// The result of `work` on a conversation, which it renders as often as it likes. Each rendering has limits, by the size
-    /// of the conversation.
+    /// The result of `work` on a conversation, with as many renderings as `work` likes. Each rendering has limits, by the
+    /// size of the conversation.
     ///
     /// # Errors
     /// That of `work`; a rendering that takes longer than it may.
@@ -166,13 +166,13 @@ impl ChatTemplate {
         self.engine.run(size, move |renderer| work(&Rendering { renderer, messages, tools, special }))
     }
 
-    /// The text after an answer in a conversation, without white space around it. An answer is complete when the model
+    /// The text after an answer in a conversation, without surrounding white space. An answer is complete when the model
     /// has written this text. Empty if the template writes nothing there, or fails.
     pub fn end_of_answer(&self) -> String {
         self.sample().rsplit_once("answer").map_or("", |(_, end)| end).trim().into()
     }
 
-    /// The text of a question and its answer. Empty if the template fails.
+    /// The text of a question with an answer, from the template. Empty if the template fails.
     pub(crate) fn sample(&self) -> String {
         let message = |role: &str, content: &str| Value::from_pairs([("role", role), ("content", content)]);
         let messages = vec![message("user", "question"), message("assistant", "answer")];
@@ -190,17 +190,17 @@ impl ChatTemplate {
         self.render(messages, None, |conversation| conversation.text(&conversation.messages, true))
     }
 
-    /// The template itself.
+    /// The template's text.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The tokens that it may name, as text, by the name that it has for them.
+    /// The tokens that the template may name, as text, by the template's own names.
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
         &self.special
     }
 
-    /// The files of a copy of the template, names and contents, to lie beside a copy of its tokenizer.
+    /// The files of a copy of the template, names and contents, to lie beside a copy of the tokenizer.
     pub fn files(&self) -> Vec<(CopiedFile, Vec<u8>)> {
         let special = serde_json::to_string_pretty(&self.special).unwrap_or_default();
         vec![
@@ -211,8 +211,8 @@ impl ChatTemplate {
 }
 
 impl Rendering<'_> {
-    /// The text of messages, with [`MARKS`] around answers if the template marks them. If it `prompts`, the text ends with
-    /// the beginning of an answer's message.
+    /// The text of messages, with [`MARKS`] around answers if the template marks answers. If it `prompts`, the text ends
+    /// with the beginning of an answer's message.
     fn marked(&self, messages: &[Value], prompts: bool) -> Result<String, String> {
         let tools = &self.tools;
         let special = self.special.clone();
@@ -228,7 +228,7 @@ impl Rendering<'_> {
         Ok(self.marked(messages, prompts)?.replace(MARKS, ""))
     }
 
-    /// The text of all messages, and the ranges of its bytes that `{% generation %}` encloses.
+    /// The text of all messages, and the ranges of bytes that `{% generation %}` encloses.
     ///
     /// # Errors
     /// As [`Rendering::text`].
@@ -256,7 +256,7 @@ fn special_tokens(config: &serde_json::Value) -> BTreeMap<String, String> {
     SPECIAL.iter().filter_map(|name| Some((name.to_string(), text(config.get(*name)?)?))).collect()
 }
 
-/// The template of a tokenizer's folder, and the file that has it. `config` is the folder's configuration.
+/// The template of a tokenizer's folder, and the file with the template. `config` is the folder's configuration.
 fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String, String)>, UserError> {
     let path = CopiedFile::ChatTemplate.at(folder);
     let shown = path.display().to_string();

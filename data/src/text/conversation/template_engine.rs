@@ -49,7 +49,7 @@ pub(crate) struct Engine {
     environment: Arc<Environment<'static>>,
 }
 
-/// Renders the template on a thread that has the stack for it and is watched. Only [`Engine::run`] makes one.
+/// Renders the template on a watched thread with enough stack. Only [`Engine::run`] makes one.
 pub(crate) struct Renderer<'p> {
     environment: Environment<'static>,
     progress: &'p Progress,
@@ -90,7 +90,7 @@ impl Engine {
         compiled?
     }
 
-    /// The result of `work`, which renders the template as often as it likes, from values of that size.
+    /// The result of `work`, with as many renderings of the template as `work` likes, from values of that size.
     ///
     /// # Errors
     /// That of `work`; a rendering that takes longer than it may.

@@ -69,7 +69,7 @@ impl Write for Nowhere {
     }
 }
 
-/// Writes a value as text, if the fuel pays for it.
+/// Writes a value as text, if the fuel pays for the text.
 fn write(state: &State, text: &mut dyn Write, value: &Value) -> Result<(), Error> {
     let per_fuel = if value.as_object().is_some() { WALKED_BYTES } else { BYTES };
     let mut bounded = Bounded { text, left: affordable(state, per_fuel) };
@@ -158,7 +158,7 @@ fn trim(state: &State, value: &Value, characters: Option<&str>) -> Result<String
     })
 }
 
-/// Each character of the text is compared with each of these.
+/// Fails on too many characters to strip, as each is compared with each character of the text.
 fn ensure_few(stripped: &str) -> Result<(), Error> {
     if stripped.len() > MOST_STRIPPED { Err(too_much()) } else { Ok(()) }
 }
@@ -196,7 +196,7 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
     unknown_method_callback(state, value, name, arguments)
 }
 
-/// The most bytes that the numbers in a format string, and among its arguments, ask for as widths and precisions.
+/// The most bytes that the numbers in a format string and in the string's arguments ask for as widths and precisions.
 fn padding(format: &str, arguments: &[Value]) -> u64 {
     let numbers = format.split(|character: char| !character.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let written = numbers.map(|digits| digits.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add);

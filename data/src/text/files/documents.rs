@@ -31,7 +31,7 @@ pub(crate) struct Totals {
     pub(crate) bytes: u64,
     /// Documents.
     pub(crate) documents: u64,
-    /// Tokens, including those that begin and end documents.
+    /// Tokens, also the tokens that begin and end documents.
     pub(crate) tokens: u64,
     /// Tokens that begin and end documents.
     added: u64,
@@ -128,8 +128,8 @@ pub(crate) fn in_parallel<T: Send>(
     results.into_iter().collect()
 }
 
-/// Reads files in order and passes on their segments, as many at a time as threads share well. Returns notices about files, such
-/// as those in folders that were left out because they are not text.
+/// Reads files in order and passes on the segments, as many at a time as threads share well. Returns notices about files,
+/// such as those in folders that were left out because they are not text.
 ///
 /// # Errors
 /// As [`encode_files`].

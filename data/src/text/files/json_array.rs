@@ -34,7 +34,7 @@ impl JsonArray {
         JsonArray { lines: 0, state: State::Begin }
     }
 
-    /// Whether these bytes begin a list.
+    /// Whether the given bytes begin a list.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -43,7 +43,7 @@ impl JsonArray {
         Ok(bytes.buffer().trim_ascii_start().starts_with(b"["))
     }
 
-    /// The next item, and the number of the line in which it begins. `None` behind the last.
+    /// The next item, and the number of the line in which the item begins. `None` behind the last.
     ///
     /// # Errors
     /// The file cannot be read; something other than an item; a list that does not end.

@@ -26,12 +26,12 @@ pub(crate) struct JsonLine {
     pub(crate) is_null: bool,
     /// The first key that stands twice in one object of the line.
     pub(crate) twice: Option<String>,
-    /// The names of its fields, in their order.
+    /// The names of the line's fields, in order.
     pub(crate) fields: Vec<String>,
 }
 
 impl JsonLine {
-    /// Reads a line, and its text under `key` if there is one.
+    /// Reads a line, and the line's text under `key`, if any.
     ///
     /// # Errors
     /// The line is not JSON.

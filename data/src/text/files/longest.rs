@@ -12,13 +12,13 @@ pub(crate) const LONGEST_LINE: usize = 64 << 20;
 /// The line that is being read.
 #[derive(Default)]
 pub(crate) struct Line {
-    /// Line breaks before it.
+    /// Line breaks before the line.
     number: usize,
     length: usize,
 }
 
 impl Line {
-    /// Goes on by these bytes.
+    /// Goes on by the given bytes of the file.
     ///
     /// # Errors
     /// The line is too long.
@@ -46,7 +46,7 @@ pub(crate) fn too_long(path: &Path, line: usize) -> UserError {
     )
 }
 
-/// The error for a long document without a place to cut it.
+/// The error for a long document without a place to cut.
 pub(crate) fn uncut(path: &Path) -> UserError {
     let most = bytes(LONGEST_LINE);
     UserError::new(

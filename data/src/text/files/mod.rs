@@ -1,4 +1,4 @@
-//! Files of text, and what they hold: documents, records, questions.
+//! Files of text, and the content of such files: documents, records, questions.
 
 mod documents;
 mod json_array;

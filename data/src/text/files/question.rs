@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) struct Question {
     /// The text before the ending. It may be empty.
     pub(crate) context: String,
-    /// At least two and at most [`MOST_ENDINGS`], none of them empty.
+    /// At least two and at most [`MOST_ENDINGS`] endings, none empty.
     pub(crate) endings: Vec<String>,
     /// The right ending, from 0.
     pub(crate) label: usize,
@@ -38,7 +38,7 @@ struct Line {
 }
 
 impl Question {
-    /// Whether a record with these fields is a question.
+    /// Whether a record with the given fields is a question.
     pub(crate) fn is_in(fields: &[String]) -> bool {
         let has = |names: &[&str]| fields.iter().any(|field| names.contains(&&**field));
         has(&["endings", "choices"]) && has(&["label", "gold", "answer"])

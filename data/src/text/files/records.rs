@@ -21,7 +21,7 @@ pub(crate) enum Records<'k> {
 }
 
 impl<'k> Records<'k> {
-    /// Records of that kind; documents have their text under `key`.
+    /// Records of that kind; documents have the text under `key`.
     pub(crate) fn of(kind: RecordKind, key: &'k str) -> Records<'k> {
         match kind {
             RecordKind::Documents => Records::Documents(key),
@@ -31,7 +31,7 @@ impl<'k> Records<'k> {
         }
     }
 
-    /// Whether a line of JSON is one of these.
+    /// Whether a line of JSON is such a record.
     pub(crate) fn include(self, line: &JsonLine) -> bool {
         match self {
             Records::Documents(_) => line.text.is_some() || line.is_null,
@@ -50,7 +50,7 @@ impl<'k> Records<'k> {
         }
     }
 
-    /// What makes a record one of these, for rules.
+    /// What makes a record one of that kind, for rules.
     pub(crate) fn rule(self) -> &'static str {
         match self {
             Records::Documents(_) => "a document is text",
@@ -91,10 +91,10 @@ impl<'k> Records<'k> {
     }
 }
 
-/// The place of a record in its file, from 1.
+/// The place of a record in a file, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordPlace {
-    /// The line that it begins in.
+    /// The line that the record begins in.
     Line(usize),
     /// The record's row, in a Parquet file.
     Row(usize),

@@ -25,10 +25,10 @@ pub(crate) struct Segment {
     pub(crate) ends_document: bool,
 }
 
-/// What a segment has as its text.
+/// What a segment holds as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// The text of a document, or of a part of it.
+    /// The text of a document, or of a part of the document.
     Text,
     /// JSON: a record.
     Json,
@@ -42,13 +42,14 @@ impl Segment {
         Segment { path: path.clone(), text, holds: Holds::Json, place: Some(place), ends_document: true }
     }
 
-    /// The name of its file, with its place.
+    /// The name of the segment's file, with the segment's place.
     pub(crate) fn name(&self) -> String {
         let place = self.place.map_or(String::new(), |place| format!(" {place}"));
         format!("{}{place}", self.path.display())
     }
 
-    /// Fails if the text is too long for a conversation or a question, as the end of a sentence that begins with its place.
+    /// Fails if the text is too long for a conversation or a question, as the end of a sentence that begins with the
+    /// segment's place.
     ///
     /// # Errors
     /// The text is too long.
@@ -59,7 +60,8 @@ impl Segment {
         }
     }
 
-    /// The document's text, or its part: of a record, what stands under `key`. `None` if that is `null`.
+    /// The text of the document, or of the document's part: of a record, what stands under `key`. `None` if that is
+    /// `null`.
     ///
     /// # Errors
     /// A record that is not JSON, has a key twice, or has no such text.
@@ -88,7 +90,7 @@ impl Segment {
         Ok(Some(Cow::Owned(text)))
     }
 
-    /// The tokens of the document, or of its part. `None` if its text is `null`.
+    /// The tokens of the document, or of the document's part. `None` if its text is `null`.
     pub(crate) fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Option<Vec<u32>>, UserError> {
         let Some(text) = self.document(key)? else { return Ok(None) };
         if matches!(tokenizer, Tokenizer::Bytes) && text.contains('\0') {

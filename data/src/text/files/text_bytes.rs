@@ -26,7 +26,7 @@ enum Mark {
     LeftOut,
 }
 
-/// How a file is packed, by its first bytes.
+/// How a file is packed, by the file's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
     Gzip,
@@ -46,7 +46,7 @@ pub(crate) struct TextBytes<'f> {
     packing: Option<Packing>,
     reader: Box<dyn Read + 'f>,
     bytes: Vec<u8>,
-    /// How many of these bytes were taken.
+    /// How many of `bytes` were taken.
     taken: usize,
     ended: bool,
     /// What is known about a mark of the byte order at the begin. It is no part of the text.
@@ -54,7 +54,7 @@ pub(crate) struct TextBytes<'f> {
     unpacked: Unpacked,
 }
 
-/// A file of data as the standard library reads it.
+/// A data file, as the standard library reads files.
 struct Stored<'f> {
     file: &'f DataFile,
     at: u64,
@@ -70,7 +70,7 @@ impl Read for Stored<'_> {
 }
 
 impl<'f> TextBytes<'f> {
-    /// A reader of the file from its first byte.
+    /// A reader of the file from the first byte.
     ///
     /// # Errors
     /// The file cannot be read, or holds data of a kind that is not read.
@@ -179,7 +179,7 @@ pub(crate) fn cannot_be_read(path: &Path, how: &str) -> UserError {
     UserError::new(what, "data do not change while they are read", "start again")
 }
 
-/// The file's name without the extension of its packing.
+/// The file's name without the extension of the packing.
 pub(crate) fn unpacked_name(path: &Path) -> PathBuf {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("gz" | "zst" | "zstd") => path.with_extension(""),

@@ -18,7 +18,7 @@ use crate::text::tokenizer::Tokenizer;
 const SEGMENT: usize = 256 << 10;
 /// After that many bytes, a place to cut is searched in so many more.
 const SEARCH: usize = 64 << 10;
-/// How much of a document is looked at to cut it: a character may lie across the end of the search.
+/// How much of a document is searched for a place to cut: a character may lie across the end of the search.
 const WINDOW: usize = SEGMENT + SEARCH + 4;
 
 /// The extensions of files of JSON.
@@ -65,7 +65,7 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
     }
 }
 
-/// Whether a file has these records: it is called JSON lines, or its first JSON is one, or it is Parquet.
+/// Whether a file has the given records: it is called JSON lines, or its first JSON is one, or it is Parquet.
 ///
 /// # Errors
 /// The file cannot be read, or is shorter now.
@@ -88,7 +88,7 @@ pub(crate) struct TextReader<'f> {
     layout: Layout,
 }
 
-/// How a file has its segments.
+/// The division of a file into segments.
 enum Layout {
     /// The text is one document.
     Document {
@@ -219,7 +219,7 @@ impl<'f> TextReader<'f> {
 
 const NOT_TEXT_NOW: &str = "it was UTF-8 text when it was opened and is not now";
 
-/// Whether the file, unpacked, has one of these extensions.
+/// Whether the file, unpacked, has one of the given extensions.
 pub(crate) fn has_extension(path: &Path, known: &[&str]) -> bool {
     unpacked_name(path).extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
 }
@@ -235,8 +235,8 @@ fn begins_with(path: &Path, mut bytes: TextBytes<'_>, records: Records<'_>) -> R
     Ok(first.is_some_and(|line| records.include(&line)))
 }
 
-/// The first line that is not blank, if it is JSON. A line that does not begin as an object is not read to its end, nor is one
-/// that is too long.
+/// The first line that is not blank, if that line is JSON. A line that does not begin as an object is not read to its
+/// end, nor is one that is too long.
 fn first_line(bytes: &mut TextBytes<'_>, key: Option<&str>) -> Result<Option<JsonLine>, UserError> {
     let mut wanted = READ;
     loop {

@@ -16,14 +16,13 @@ use crate::splits::{Chosen, Purpose};
 pub(crate) struct TextFile {
     /// The file's path.
     pub(crate) path: PathBuf,
-    /// The user named its folder, not the file: it is left out if it is not UTF-8.
+    /// Whether the user named the file's folder, not the file: it is left out if it is not UTF-8.
     pub(crate) in_folder: bool,
 }
 
-/// The file at `path`, or the files in that folder and the folders inside it, sorted by name. Hidden ones are not read.
-/// If a file of the folder has such records, only files with records are read, and if they are documents, texts by their name
-/// too. If files are named as training, validation
-/// or test data, those for the purpose are chosen.
+/// The file at `path`, or the files in that folder and in inner folders, sorted by name. Hidden ones are not read. If a
+/// file of the folder has such records, only files with records are read, and if they are documents, texts by their name
+/// too. If files are named as training, validation or test data, those for the purpose are chosen.
 ///
 /// # Errors
 /// A path that cannot be read, a folder with a model, a folder without files for the purpose. `what` stands for the
@@ -68,7 +67,7 @@ pub(crate) fn text_files(
     Ok(chosen.map(|path| TextFile { path, in_folder: true }))
 }
 
-/// The files of a folder of token files that are text or records by their names, and are not read. Tokenizers have texts of
+/// The files of a folder of token files that are text or records by name, and are not read. Tokenizers have texts of
 /// their own.
 pub(crate) fn beside_tokens(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = files_within(path, path)?;

@@ -1,4 +1,4 @@
-//! The token before a text, in tokenizers of classes that decide on it themselves: those of `transformers` replace what
+//! The token before a text, in tokenizers whose classes decide on that token: those of `transformers` replace what
 //! `tokenizer.json` puts there by their setting `add_bos_token`.
 
 use std::path::Path;

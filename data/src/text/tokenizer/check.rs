@@ -1,5 +1,5 @@
-//! Checks of a tokenizer.json before the library reads it. On some files the library computes for ever. With others the
-//! same text has other tokens in every run.
+//! Checks of a tokenizer.json before the library reads the file. On some files the library computes for ever. With others
+//! the same text has other tokens in every run.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Files of a tokenizer's folder beside `tokenizer.json`, and limits for reading all of them.
+//! Files of a tokenizer's folder beside `tokenizer.json`, and limits for reading all such files.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(crate) const LARGEST_CONFIG: u64 = 16 << 20;
 /// GPT-2's token that ends a document.
 pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// `tokenizer_config.json` of a folder; null if it has none.
+/// The `tokenizer_config.json` of a folder; null without the file.
 pub(crate) fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
     let path = CopiedFile::TokenizerConfig.at(folder);
     let wrong = |problem: String| {

@@ -1,5 +1,5 @@
-//! A folder's note on the meaning of its tokens: `tokens.json`, and a copy of the tokenizer beside it. `trainer
-//! tokenize` writes them with its token files, and a run writes them into its checkpoints.
+//! A folder's note on the meaning of the folder's tokens: `tokens.json`, and a copy of the tokenizer beside it.
+//! `trainer tokenize` writes them with its token files, and a run writes them into its checkpoints.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::text::tokenizer::Tokenizer;
 /// The largest [`CopiedFile::Tokens`] that is read, in bytes.
 const LARGEST_TOKENS_JSON: u64 = 1 << 20;
 
-/// The tokenizer that made some tokens, whole, so that text can be made of them when its own files are gone.
+/// The whole tokenizer that made some tokens, so that the tokens become text when the tokenizer's own files are gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerCopy {
     /// One token per byte.
@@ -134,7 +134,7 @@ impl TokenizerCopy {
         }
     }
 
-    /// The same tokenizer, for documents that begin as those of `other`.
+    /// The same tokenizer, for documents that begin as with `other`.
     pub(crate) fn beginning_as(self, other: &TokenizerCopy) -> TokenizerCopy {
         match (self, other) {
             (

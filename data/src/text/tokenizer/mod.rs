@@ -56,7 +56,7 @@ pub enum Tokenizer {
 pub struct HuggingFace {
     /// Without truncation and padding.
     tokenizer: LibraryTokenizer,
-    /// The file that it was read from.
+    /// The file that the tokenizer was read from.
     json: Arc<[u8]>,
     /// The tokens that begin a document: its post-processor or its folder's settings put them before a text. Empty for many.
     begin: Vec<u32>,
@@ -64,7 +64,7 @@ pub struct HuggingFace {
     end: u32,
     /// The same token as text.
     end_of_text: String,
-    /// One more than its largest id.
+    /// One more than the tokenizer's largest id.
     vocab: usize,
 }
 
@@ -187,7 +187,7 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, begin, end, end_of_text, vocab })))
     }
 
-    /// The same tokenizer with these texts as special tokens too. They have the ids that `tokenizers` gives to added
+    /// The same tokenizer with the given texts as special tokens too. They have the ids that `tokenizers` gives to added
     /// tokens. `shown` stands for it in messages.
     ///
     /// # Errors
@@ -240,7 +240,7 @@ impl Tokenizer {
         self
     }
 
-    /// Whether documents begin as its `tokenizer.json` alone says.
+    /// Whether documents begin as the tokenizer's `tokenizer.json` alone says.
     pub fn begins_as_its_file(&self) -> bool {
         match self {
             Tokenizer::Bytes => true,
@@ -248,7 +248,8 @@ impl Tokenizer {
         }
     }
 
-    /// The `tokenizer.json` that it was read from, and the token that ends a document as text. `None` for bytes.
+    /// The `tokenizer.json` that the tokenizer was read from, and the token that ends a document as text. `None` for
+    /// bytes.
     pub(crate) fn json(&self) -> Option<(&Arc<[u8]>, &str)> {
         match self {
             Tokenizer::Bytes => None,
@@ -289,7 +290,7 @@ impl Tokenizer {
         Ok(self.encode_chat_with_ends(text)?.into_iter().map(|(token, _)| token).collect())
     }
 
-    /// The tokens of [`Tokenizer::encode_chat`], each with the byte of the text behind its own.
+    /// The tokens of [`Tokenizer::encode_chat`], each with the byte of the text behind the token's own bytes.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -350,7 +351,8 @@ impl Tokenizer {
         }
     }
 
-    /// The token that a text is, if the tokenizer never makes several of it: a special token, or another added one.
+    /// The token that a text is, if the tokenizer never makes several tokens of the text: a special token, or another
+    /// added one.
     pub fn added_token(&self, text: &str) -> Option<u32> {
         let Tokenizer::HuggingFace(read) = self else { return None };
         let token = read.tokenizer.token_to_id(text)?;

@@ -1,4 +1,4 @@
-//! The part of a tokenizer.json that changes text before it is tokenised. A text may not grow without limit there: a few
+//! The part of a tokenizer.json that changes text before tokenising. A text may not grow without limit there: a few
 //! replacements in a row, each by a longer text, would fill any memory.
 
 use serde::{Deserialize, Deserializer};
@@ -14,7 +14,7 @@ pub(crate) const LONGEST_REPLACEMENT: usize = 64;
 /// How many times as long a text may become.
 const GROWTH: usize = 16;
 
-/// How many bytes it may grow in any case.
+/// How many bytes a text may grow in any case.
 const ALLOWANCE: usize = 4096;
 
 /// The steps of a tokenizer's normalizer. It panics if a text grows too much, or if an expression gives up: see
@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for BoundedNormalizer {
     }
 }
 
-/// The steps of nested sequences in their order.
+/// The steps of nested sequences of normalizers, in order.
 fn flatten(part: &Value, steps: &mut Vec<Step>) -> std::result::Result<(), String> {
     let library = NormalizerWrapper::deserialize(part).map_err(|error| error.to_string())?;
     let text = |value: &Value| value.as_str().map(String::from);

@@ -1,4 +1,4 @@
-//! The part of a tokenizer.json that splits text into words before they are tokenised.
+//! The part of a tokenizer.json that splits text into words before tokenising.
 
 use serde::{Deserialize, Deserializer};
 use tokenizers::pattern::Invert;
@@ -8,7 +8,7 @@ use tokenizers::{PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Result, 
 
 use super::expression::Expression;
 
-/// GPT-2's words, as the library's `ByteLevel` splits them (`tokenizers/src/pre_tokenizers/byte_level.rs`).
+/// GPT-2's words, split as by the library's `ByteLevel` (`tokenizers/src/pre_tokenizers/byte_level.rs`).
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// The steps of a tokenizer's pre-tokenizer. It fails if an expression gives up: see [`Expression`]. The library would
@@ -20,7 +20,7 @@ pub(crate) struct CheckedPreTokenizer {
 enum Step {
     /// A space before a text without one, for `ByteLevel`.
     PrefixSpace,
-    /// A split at the matches of an expression, or between them.
+    /// A split at the matches of an expression, or between matches.
     Split { expression: Expression, behavior: SplitDelimiterBehavior, invert: bool },
     /// A step of the library that has no expression that may give up.
     Library(PreTokenizerWrapper),
@@ -34,7 +34,7 @@ impl<'de> Deserialize<'de> for CheckedPreTokenizer {
     }
 }
 
-/// The steps of nested sequences in their order.
+/// The steps of nested sequences of pre-tokenizers, in order.
 fn flatten(part: PreTokenizerWrapper, steps: &mut Vec<Step>) -> std::result::Result<(), String> {
     match part {
         PreTokenizerWrapper::Sequence(sequence) => {

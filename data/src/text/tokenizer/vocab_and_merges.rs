@@ -1,4 +1,4 @@
-//! A tokenizer in two files, `vocab.json` and `merges.txt`, as GPT-2 and Qwen2 have it without a `tokenizer.json`.
+//! A tokenizer in two files, `vocab.json` and `merges.txt`, as in GPT-2 and Qwen2 without a `tokenizer.json`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,9 +11,9 @@ use super::config::{END_OF_TEXT, LARGEST};
 use super::other_files::SAVE;
 use crate::text::copied_file::CopiedFile;
 
-/// The tokens and their ids.
+/// The tokens, with ids.
 pub(crate) const VOCAB: &str = "vocab.json";
-/// The pairs that are merged, the first ones first.
+/// The pairs of tokens that are merged, in the order of merging.
 pub(crate) const MERGES: &str = "merges.txt";
 /// Tokens beside the vocabulary, in older folders.
 const ADDED: &str = "added_tokens.json";

@@ -1,5 +1,5 @@
-//! Options that follow others if nobody sets them: the tokenizer that of the model that training starts from, the size of
-//! the vocabulary that of the tokenizer.
+//! Options that follow others unless set: the tokenizer that of the model that training starts from, the size of the
+//! vocabulary that of the tokenizer.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use toml::Value;
 
 use trainer::config::{ConfigSources, ModelKind};
 
-/// Sets these options, and returns a line about each. `folders` may have the tokenizer of the model that training starts
-/// from; the first that has one counts.
+/// Sets the options that follow others, and returns a line about each option. `folders` may have the tokenizer of the
+/// model that training starts from; the first that has one counts.
 ///
 /// # Errors
 /// A tokenizer or a path of data that cannot be read.

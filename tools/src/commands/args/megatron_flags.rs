@@ -8,7 +8,7 @@ use trainer::config::megatron::{Meaning, Takes, flags, our_flag, our_flags, same
 use trainer::config::options::{Kind, find};
 use trainer::config::{ConfigSources, RunConfig};
 
-/// Keys, each with the value that it is set to.
+/// Keys of options, each with a value to set.
 type Sets = Vec<(&'static str, &'static str)>;
 
 /// Adds the flags that are accepted to a command.
@@ -134,12 +134,12 @@ fn computed(key: &str, text: &str, compute: impl Fn(f64) -> Option<f64>) -> Resu
     Ok(if is_integer { value.floor() } else { value }.to_string())
 }
 
-/// Whether an option has this word as its value.
+/// Whether the value of an option is the given word.
 fn is_word(config: &RunConfig, key: &str, word: &str) -> bool {
     config.by_key().get(key).and_then(Value::as_str) == Some(word)
 }
 
-/// A flag as errors name it, and the options that it sets, if it was given.
+/// A flag as errors name flags, and the options that the flag sets, if given.
 fn sets(matches: &ArgMatches, flag: &str, meaning: &Meaning) -> (String, Sets) {
     let given = || matches.get_one::<String>(flag);
     let one = |is_given: bool, key, value| if is_given { vec![(key, value)] } else { Vec::new() };

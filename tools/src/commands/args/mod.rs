@@ -136,7 +136,7 @@ fn hyphenated(mut command: Command, arguments: &[OsString]) -> Vec<OsString> {
     with_modules(flags).into_iter().chain(rest.iter().cloned()).collect()
 }
 
-/// The arguments with several scopes of graphs, which Megatron's flag takes, as the modules that they are here.
+/// The arguments, with the several scopes of graphs that Megatron's flag takes turned into modules.
 fn with_modules(mut flags: Vec<OsString>) -> Vec<OsString> {
     if let Some(at) = flags.iter().position(|flag| flag == "--cuda-graph-scope") {
         let is_value = |word: &&OsString| !word.to_string_lossy().starts_with('-');

@@ -8,8 +8,8 @@ use common::UserError;
 
 use trainer::config::options::{Kind, options};
 
-/// The mistake that clap refuses, as an error in our form, and the command line without it. The latter is `None` if it is not
-/// known which arguments belong to the mistake.
+/// The mistake that clap refuses, as an error in our form, and the command line without the mistake. The latter is `None`
+/// if it is not known which arguments belong to the mistake.
 pub(super) fn mistake(error: &clap::Error, arguments: &[OsString]) -> (UserError, Option<Vec<OsString>>) {
     (user_error(error, arguments), without(error, arguments))
 }

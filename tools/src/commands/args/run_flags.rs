@@ -56,11 +56,11 @@ struct Beside {
     log: String,
 }
 
-/// The flags of a training run, as a command line has them.
+/// The flags of a training run on a command line.
 #[derive(Debug)]
 pub(crate) struct RunFlags {
     beside: Beside,
-    /// Of these the flags of options, and Megatron's.
+    /// The flags of options, and Megatron's flags.
     matches: ArgMatches,
 }
 
@@ -232,8 +232,8 @@ fn find_tokenizer(sources: &mut ConfigSources) -> Result<(), UserError> {
     }
 }
 
-/// The training run that these flags of the trainer ask for. Everything that is wrong with them is added to `mistakes`,
-/// also a command line that does not train. `None` if nothing can be read.
+/// The training run that the given flags of the trainer ask for. Everything that is wrong with them is added to
+/// `mistakes`, also a command line that does not train. `None` if nothing can be read.
 pub(crate) fn training_run(
     flags: impl IntoIterator<Item = impl Into<OsString>>,
     mistakes: &mut Mistakes,
@@ -275,7 +275,7 @@ pub(crate) fn flag_values(
     }
 }
 
-/// The flags of a run, each with the most values that follow it.
+/// The flags of a run, each with the largest number of values.
 pub(crate) fn numbers_of_values() -> HashMap<String, usize> {
     let mut command = with_run_flags(Command::new("trainer"));
     command.build();
@@ -346,7 +346,7 @@ fn read_config(path: &str, sources: &mut ConfigSources) -> Result<(), UserError>
     }
 }
 
-/// Sets an option to the values of its flag, if it is given.
+/// Sets an option to the values of the option's flag, if given.
 fn set_option(option: &OptionSpec, texts: &[&String], sources: &mut ConfigSources) -> Result<(), UserError> {
     let origin = format!("--{}", option.flag);
     match texts {
@@ -387,7 +387,7 @@ fn refuse_second_name(matches: &ArgMatches, option: &OptionSpec, texts: &[&Strin
     ))
 }
 
-/// Whether the command line sets an option, by its flag or by `--set`.
+/// Whether the command line sets an option, by the option's flag or by `--set`.
 pub(crate) fn sets_option(flags: &RunFlags, key: &str) -> bool {
     let mut set = flags.beside.set.iter();
     flags.matches.contains_id(key) || set.any(|pair| pair.split_once('=').is_some_and(|(set, _)| set.trim() == key))

@@ -11,9 +11,9 @@ use trainer::config::{megatron, other_names};
 /// A flag that is not accepted.
 #[derive(Debug)]
 struct Unsupported {
-    /// The flag, with its value if the value is the mistake.
+    /// The flag, with the value if the value is the mistake.
     flag: String,
-    /// Whether it is Megatron's.
+    /// Whether the flag is Megatron's.
     is_megatrons: bool,
     rule: String,
     fix: String,
@@ -23,13 +23,14 @@ struct Unsupported {
 pub(super) struct Divided {
     /// The flags that are not accepted.
     found: Vec<Unsupported>,
-    /// The command that they were given to.
+    /// The command that the flags were given to.
     path: String,
     /// Whether the arguments without what is wrong are still those of the command, so that they can be read on.
     pub(super) reads_on: bool,
     /// The flags that the command needs in any case.
     pub(super) required: Vec<String>,
-    /// The arguments without these flags and their values. `None` if a value cannot be told from another argument.
+    /// The arguments without the flags of `found` and the flags' values. `None` if a value cannot be told from another
+    /// argument.
     pub(super) rest: Option<Vec<OsString>>,
 }
 
@@ -124,7 +125,7 @@ impl Flags<'_> {
         self.command.get_arguments().find(|arg| Flags::names(arg).iter().any(|known| known == name))
     }
 
-    /// Whether the command has no other command line within its own.
+    /// Whether the command contains no other command line.
     fn read_on(&self) -> bool {
         let command = self.command;
         let has_another = command.has_subcommands() || command.get_positionals().any(Arg::is_last_set);
@@ -142,7 +143,7 @@ impl Flags<'_> {
         self.arg("dry-run").is_some()
     }
 
-    /// The reason why a flag is not accepted, if it is not.
+    /// The reason why a flag is not accepted, if so.
     fn unsupported(&self, name: &str, value: Option<&str>) -> Option<Unsupported> {
         let megatrons = self.are_of_a_run().then(|| megatron::unsupported(&name.replace('_', "-"), value)).flatten();
         let arg = self.arg(name);
@@ -190,7 +191,7 @@ fn of_sampling(name: &str) -> Option<(String, String)> {
     Some((format!("{rule}, for text from a trained model"), fix))
 }
 
-/// The flag that differs from `name` in one or two letters, or in their order.
+/// The flag that differs from `name` in one or two letters, or in the order of letters.
 fn similar(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
     let near = known.map(|known| (strsim::osa_distance(name, &known), known));
     let (distance, nearest) = near.min_by_key(|(distance, _)| *distance)?;
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
     use crate::commands::cli::parse;
 
-    /// The flags of Megatron's example for Llama 3 8B, with its numbers.
+    /// The flags of Megatron's example for Llama 3 8B, with the example's numbers.
     const LLAMA: &str = "--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \
         --num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192 \
         --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-percent 1.0 \

@@ -1,4 +1,4 @@
-//! The text of an answer while it is written: it is complete when its end comes, and the end is not shown.
+//! The text of an answer during the writing: it is complete when its end comes, and the end is not shown.
 
 /// An answer so far.
 pub(super) struct Answer<'e> {

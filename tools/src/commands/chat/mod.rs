@@ -28,7 +28,7 @@ const READ_AT_A_TIME: usize = 256;
 /// A model to talk to, and how.
 #[derive(Clone, Debug)]
 pub struct ChatRequest {
-    /// The model, and how it chooses tokens. Each answer has the next seed.
+    /// The model, and how the model chooses tokens. Each answer has the next seed.
     pub generation: SampleRequest,
     /// The system message: instructions to the model before the first message.
     pub system: Option<String>,
@@ -58,7 +58,7 @@ impl Flags {
     }
 }
 
-/// The model of a conversation, and its template. What is wrong is added to `mistakes`.
+/// The model of a conversation, and the model's template. What is wrong is added to `mistakes`.
 pub(super) fn check(request: &ChatRequest, env: &RankEnv, mistakes: &mut Mistakes) -> Option<(Loaded, ChatTemplate)> {
     let loaded = sample::check(&request.generation, env, mistakes)?;
     let template = mistakes.keep(loaded.chat_template(&request.generation, request.chat_template.as_deref()))?;
@@ -115,7 +115,7 @@ impl<'c> Chat<'c> {
         Ok(Chat { request: &request.generation, loaded, template, generator, _params: params, messages, end })
     }
 
-    /// Answers each line of `input` that is not blank, until it ends. Returns a line about the speed.
+    /// Answers each line of `input` that is not blank, until the input ends. Returns a line about the speed.
     fn talk(&mut self, input: &mut Input<'_>, out: &mut dyn Write) -> Result<String, RunError> {
         let closed = || file_error("standard output".into());
         let (mut answers, mut tokens, mut seconds) = (0, 0, 0.0);
@@ -205,7 +205,7 @@ impl<'c> Chat<'c> {
 enum Input<'i> {
     /// A terminal. Lines are edited, and the arrow keys bring back earlier ones.
     Terminal(Box<DefaultEditor>),
-    /// Lines as they are.
+    /// Lines of the input, unchanged.
     Lines(&'i mut dyn BufRead),
 }
 

@@ -10,7 +10,7 @@ use crate::predict::{AttentionRates, Card, Products};
 use device::trials::Workbench;
 use device::trials::with_one_scale;
 
-/// Seconds that an operation runs until the GPU's clock has settled, and again while it is timed.
+/// Seconds that an operation runs until the GPU's clock has settled, and again during the timing.
 const SETTLE: f64 = 0.7;
 
 /// The rates in a GPU's file, with each operation alone.

@@ -1,4 +1,4 @@
-//! Measures a GPU, and writes the file about it that `trainer plan` reads.
+//! Measures a GPU, and writes the GPU's file, which `trainer plan` reads.
 //!
 //! Rates of operations are measured alone, at the clock that the GPU keeps. Then the rate of products and the latency of kernels
 //! are fitted, so that the predicted steps of two models take as long as the measured ones.
@@ -24,23 +24,24 @@ use trainer::run::random_steps::{Inputs, RandomSteps, median};
 /// A case with many short kernels. Its step shows the cost of a kernel besides its work.
 const SMALL: &str = "gpt2-124m-4x8";
 
-/// The cases with large products, the best first, with the GiB that they need. Their step shows the products' speed.
+/// The cases with large products, the best first, with the GiB of memory that each needs. Their step shows the products'
+/// speed.
 const LARGE: [(&str, f64); 3] = [("gpt-1.3b-8x1", 60.0), ("gpt2-350m-16x1", 24.0), (SMALL, 0.0)];
 
-/// Steps of a case that are timed, and those before them.
+/// Timed steps of a case, and as many steps before.
 const STEPS: usize = 12;
 
-/// How often each fitted number is set again, with the other as it is then.
+/// How often each fitted number is set again, with the present value of the other number.
 const ROUNDS: usize = 3;
 
-/// A case and its measured time.
+/// A case and the measured time of the case.
 struct Measured {
     plan: RunPlan,
     /// Seconds of a step.
     step: f64,
 }
 
-/// Measures this GPU and writes its file.
+/// Measures this GPU and writes the GPU's file.
 ///
 /// # Errors
 /// See [`RunError`]; a file that cannot be written.

@@ -1,4 +1,4 @@
-//! The command line of `trainer doctor`, and its start on all ranks.
+//! The command line of `trainer doctor`, and the command's start on all ranks.
 
 use std::cell::RefCell;
 

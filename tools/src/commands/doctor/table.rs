@@ -5,7 +5,7 @@ use super::{DoctorRequest, Finding, Verdict};
 /// The groups of checks, in order: the subject of their findings.
 const GROUPS: [&str; 4] = ["machine", "operation", "ranks", "rate"];
 
-/// The findings as the request has it: JSON, or the lines of the table.
+/// The findings in the form of the request: JSON, or the lines of the table.
 pub(super) fn shown(findings: &[Finding], request: &DoctorRequest) -> Vec<String> {
     match serde_json::to_string_pretty(findings) {
         Ok(json) if request.json => vec![json],

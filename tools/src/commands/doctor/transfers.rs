@@ -13,7 +13,7 @@ use device::trials::Workbench;
 /// A way to make transfers: its name, and a communicator.
 type Path = (&'static str, Rc<dyn Communicator>);
 
-/// The sizes of a transfer, in elements that a rank has of it: one word of each type, and some that no number of blocks divides.
+/// The sizes of a transfer, in elements of a rank: one word of each type, and some that no number of blocks divides.
 const ELEMENTS: [usize; 3] = [8, 1000, 264 * 1024];
 
 /// On GPUs also more than the blocks of a kernel move in five rounds of f32.
@@ -83,11 +83,11 @@ struct Trial {
     /// The trial's number. Its values follow from it.
     number: usize,
     op: Collective,
-    /// The values that are copied to its input before.
+    /// The values that are copied to the transfer's input before.
     source: Tensor,
 }
 
-/// A kind of transfer, and whether its output lies in the place of its input.
+/// A kind of transfer, and whether the output lies in the place of the transfer's input.
 const FORMS: [(CollectiveKind, bool); 8] = [
     (CollectiveKind::AllReduceSum, true),
     (CollectiveKind::AllReduceSum, false),
@@ -223,7 +223,7 @@ fn values(device: &Device, tensor: &Tensor) -> Result<Vec<f32>> {
     })
 }
 
-/// A communicator that makes all transfers by its library.
+/// A communicator that makes all transfers by the library.
 #[derive(Debug)]
 struct Library(Rc<dyn Communicator>);
 

@@ -1,4 +1,4 @@
-//! Sums and products of numbers, as scripts and configurations write them: `5 * 8`, `6e-4 / 10`, `$((NODES * 8))`.
+//! Sums and products of numbers in scripts and configurations: `5 * 8`, `6e-4 / 10`, `$((NODES * 8))`.
 
 /// A number, whole or not.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +45,7 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Takes a word if it is next.
+    /// Takes a word if the word is next.
     fn takes(&mut self, word: &str) -> bool {
         self.rest = self.rest.trim_start();
         let rest = self.rest.strip_prefix(word);

@@ -12,7 +12,7 @@ use super::{megatron, settings_file};
 /// The ranks of the runs: tensor, pipeline and data parallelism may all have two.
 const RANKS: usize = 8;
 
-/// What a page sets, and its comments.
+/// The settings of a page, and the page's comments.
 fn parts(page: &str) -> (Table, Vec<String>) {
     let comments = page.lines().filter_map(|line| line.split_once("# ")).map(|(_, comment)| comment.to_string());
     (page.parse().expect(page), comments.collect())

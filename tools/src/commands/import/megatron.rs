@@ -46,7 +46,7 @@ const REQUIRED: &[&str] = &[
     "optimizer.lr",
 ];
 
-/// The options that follow from a script on `ranks` ranks, and its number of ranks if the script has one and none is given.
+/// The options that follow from a script on `ranks` ranks, and the number of ranks, if none is given the script's.
 ///
 /// # Errors
 /// A text without arguments of a training run.

@@ -42,7 +42,7 @@ impl Imported {
         }
     }
 
-    /// Whether the page names a setting, or has its value.
+    /// Whether the page names a setting, or has the setting's value.
     pub(super) fn mentions(&self, name: &str, value: &Value) -> bool {
         let has_value = |text: &str| {
             let mut words = text.split(|c: char| c.is_whitespace() || ",:".contains(c));

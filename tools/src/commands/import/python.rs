@@ -1,5 +1,5 @@
-//! Assignments of a Python file, as nanoGPT's configurations have them: names, and literals or simple arithmetic. Nothing is
-//! executed.
+//! Assignments of a Python file, in the form of nanoGPT's configurations: names, and literals or simple arithmetic.
+//! Nothing is executed.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The statements with the numbers of their first lines, without comments and texts that stand alone.
+/// The statements with the numbers of first lines, without comments and texts that stand alone.
 fn statements(text: &str) -> Vec<(usize, String)> {
     let mut all = Vec::new();
     let mut lines = text.lines().enumerate();
@@ -99,7 +99,7 @@ fn open(statement: &str) -> isize {
     count("([{") - count(")]}")
 }
 
-/// A line without its comment.
+/// A line of code without the comment.
 fn code(line: &str) -> &str {
     let mut quote = None;
     for (at, character) in line.char_indices() {

@@ -1,5 +1,5 @@
-//! Whose file it is, by its ending and by the names in it. What is not recognised is refused: every setting would have
-//! a default in its place.
+//! The trainer that a file is for, by the file's ending and by the names in the file. What is not recognised is refused:
+//! every setting would have a default in its place.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ const READ: &str = "launch scripts and lists of flags of Megatron, jobs of torch
 const AS_JSON: &str = "write its arguments as JSON in Python, open(\"args.json\", \"w\").write(args.to_json_string()), and \
                        import that file";
 
-/// Names in a Python program, and whose it is then.
+/// Names in a Python program, and the kind of program that each name shows.
 const PROGRAMS: [(&str, &str); 6] = [
     ("SFTConfig", "a script of TRL"),
     ("SFTTrainer", "a script of TRL"),
@@ -33,7 +33,7 @@ const PROGRAMS: [(&str, &str); 6] = [
     ("from transformers", "a script of Hugging Face's transformers"),
 ];
 
-/// The trainer that a file is for, by its ending.
+/// The trainer that a file is for, by the file's ending.
 ///
 /// # Errors
 /// A file of a form that is not read.
@@ -70,7 +70,7 @@ pub(super) fn origin(file: &Path, text: &str) -> Result<Origin, UserError> {
     }
 }
 
-/// Fails unless the settings of a file are those of the trainer.
+/// Fails unless the settings of a file are settings of the trainer.
 ///
 /// # Errors
 /// A file with no setting of the trainer's, or with few beside others.

@@ -1,5 +1,5 @@
-//! The settings of a file that names each with its value: a configuration of nanoGPT or torchtitan, or the arguments of
-//! Hugging Face's trainer.
+//! The settings of a file of names and values: a configuration of nanoGPT or torchtitan, or the arguments of Hugging
+//! Face's trainer.
 
 use common::UserError;
 use toml::{Table, Value};
@@ -8,15 +8,15 @@ use trainer::config::other_names::{Here, OtherName, Set, Settings, Trainer};
 use super::page::Imported;
 use super::{python, recognise};
 
-/// The activation of nanoGPT is in its code, not in its configuration.
+/// The activation of nanoGPT, which nanoGPT's code has and the configuration lacks.
 const EXACT_GELU: &str =
     "GELU in its exact form (nn.GELU() in model.py): GELU here has the tanh form, that of GPT-2's weights";
 
 /// The ranks that divide the weights; -1 stands for all.
 const SHARD: &str = "parallelism.data_parallel_shard_degree";
 
-/// The options that follow from a file of a trainer's run on `ranks` ranks, and the number of ranks, if it is not given
-/// that of the file. `file` is the file's name.
+/// The options that follow from a file of a trainer's run on `ranks` ranks, and the number of ranks, if none is given the
+/// file's. `file` is the file's name.
 ///
 /// # Errors
 /// A text that is not of the file's form.
@@ -117,7 +117,7 @@ fn has_given_part(trainer: Trainer, name: &OtherName, settings: &Settings) -> bo
     trainer.names().iter().any(|part| is_part(part) && settings.given().contains_key(part.name))
 }
 
-/// Whether a value turns its setting off.
+/// Whether a value turns a setting off.
 fn asks_for_nothing(value: &Value) -> bool {
     match value {
         Value::Boolean(is_on) => !is_on,

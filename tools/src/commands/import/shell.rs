@@ -18,7 +18,7 @@ const DEEPEST: usize = 32;
 /// A training command in a script.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Script {
-    /// The program and its arguments; the arguments alone if the script is a list of them.
+    /// The program and the arguments; the arguments alone if the script is a list of arguments.
     pub(super) words: Vec<Word>,
     /// A line for each part of the script that is not known.
     pub(super) left: Vec<String>,
@@ -104,7 +104,7 @@ fn command_of_python(words: &[Word]) -> Option<(bool, Vec<Word>)> {
 #[derive(Default)]
 struct Variables {
     values: BTreeMap<String, Vec<Word>>,
-    /// The lines that set variables under a condition, with their names.
+    /// The lines that set variables under a condition, with the variables' names.
     conditions: BTreeMap<usize, BTreeSet<String>>,
     /// Bytes that variables were expanded to so far.
     expanded: Cell<usize>,
@@ -191,7 +191,7 @@ impl Variables {
         }
     }
 
-    /// The value of a variable; `None` if it is not known, or if too much was expanded before.
+    /// The value of a variable; `None` for an unknown variable, or if too much was expanded before.
     fn value_of(&self, name: &str) -> Option<&Vec<Word>> {
         let value = self.values.get(name).filter(|_| self.expanded.get() <= MOST_EXPANDED)?;
         // A word takes memory beside its text.
@@ -228,7 +228,7 @@ impl Variables {
     }
 }
 
-/// The name that a word sets, and whether it adds to it.
+/// The name that a word sets, and whether the word adds to the value.
 fn assigned(word: &RawWord) -> Option<(&str, bool)> {
     let Some(Fragment::Text(text, false)) = word.fragments.first() else { return None };
     let (name, _) = text.split_once('=')?;
@@ -238,7 +238,7 @@ fn assigned(word: &RawWord) -> Option<(&str, bool)> {
     is_name.then_some((name, adds))
 }
 
-/// The words of a text, divided at its spaces.
+/// The words of a text, divided at spaces.
 fn split(text: &str) -> Vec<Word> {
     text.split_whitespace().map(|word| Word(word.into())).collect()
 }

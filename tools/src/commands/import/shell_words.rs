@@ -3,14 +3,14 @@
 /// A command of a script.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Line {
-    /// The number of its first line.
+    /// The number of the command's first line.
     pub(super) number: usize,
     /// The line runs only if the command before it succeeds, or fails: `&&`, `||`.
     pub(super) is_conditional: bool,
     pub(super) words: Vec<RawWord>,
 }
 
-/// A word before its expansion.
+/// A word of a script before expansion.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct RawWord {
     pub(super) fragments: Vec<Fragment>,
@@ -21,9 +21,9 @@ pub(super) struct RawWord {
 /// A fragment of a word.
 #[derive(Debug, PartialEq)]
 pub(super) enum Fragment {
-    /// Text as it is; whether it was quoted.
+    /// Text as written; whether the text was quoted.
     Text(String, bool),
-    /// The inner of `$NAME` or `${...}`; whether it was quoted.
+    /// The inner of `$NAME` or `${...}`; whether the variable was quoted.
     Variable(String, bool),
     /// The inner of `$((...))`.
     Sum(String),
@@ -32,7 +32,7 @@ pub(super) enum Fragment {
 }
 
 impl RawWord {
-    /// The word, if it is text without quotes and expansions.
+    /// The word, if plain text without quotes and expansions.
     pub(super) fn bare(&self) -> Option<&str> {
         match (&self.fragments[..], &self.list) {
             ([Fragment::Text(text, false)], None) => Some(text),
@@ -100,7 +100,7 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// The next command, which may have no words, and whether the one after it is conditional; `None` at the end.
+    /// The next command, which may have no words, and whether the command after is conditional; `None` at the end.
     fn line(&mut self, is_conditional: bool) -> Option<(Line, bool)> {
         self.skip_blanks();
         self.peek()?;
@@ -270,7 +270,7 @@ impl<'s> Reader<'s> {
         text
     }
 
-    /// The text up to the bracket that closes the one before it.
+    /// The text up to the bracket that closes the bracket before the text.
     fn until_closed(&mut self, opens: char, closes: char) -> String {
         let (mut text, mut depth) = (String::new(), 1);
         while let Some(character) = self.next() {

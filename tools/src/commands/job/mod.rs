@@ -18,7 +18,7 @@ use paths::RunPaths;
 use trainer::config::plan::RunPlan;
 use trainer::config::{DeviceChoice, ModelKind};
 
-/// A job file, with notices for the user before its submission.
+/// A job file, with notices for the user before the job's submission.
 #[derive(Clone, Debug)]
 pub struct JobFile {
     pub(super) text: String,
@@ -89,8 +89,8 @@ fn check_once(hosts: &[String]) -> Result<(), UserError> {
     Ok(())
 }
 
-/// The job, the paths of its run, and notices. The run is planned for all ranks here, so that a mistake is refused now and
-/// not after hours in the queue. `None` if the run's flags cannot be read.
+/// The job, the paths of the job's run, and notices. The run is planned for all ranks here, so that a mistake is refused
+/// now and not after hours in the queue. `None` if the run's flags cannot be read.
 fn job(flags: JobFlags, nodes: &Nodes, mistakes: &mut Mistakes) -> Option<(Job, RunPaths, Vec<String>)> {
     let JobFlags { name, ranks_per_node, restarts: Restarts { max_restarts }, gpu, flags } = flags;
     let Nodes { nodes, notice_seconds } = *nodes;

@@ -1,4 +1,4 @@
-//! The paths that a run names, and whether a cluster has them.
+//! The paths that a run names, and whether a cluster has such paths.
 
 use std::path::{Component, Path, PathBuf, absolute};
 
@@ -7,7 +7,7 @@ use data::{DataConfig, Missing, Paths};
 
 use trainer::config::{Resume, RunConfig, recipes};
 
-/// The paths that a run names, each with the name of its setting.
+/// The paths that a run names, each with the setting's name.
 pub(super) struct RunPaths {
     /// The files and folders that the run reads.
     inputs: Vec<(&'static str, String)>,
@@ -19,7 +19,7 @@ pub(super) struct RunPaths {
 }
 
 impl RunPaths {
-    /// The paths of a run with these flags. `config` is the configuration made from them.
+    /// The paths of a run with the given flags. `config` is the configuration made from them.
     pub(super) fn of(config: &RunConfig, flags: &[String]) -> RunPaths {
         let data = &config.data;
         let mut inputs: Vec<(&'static str, String)> = Vec::new();
@@ -120,7 +120,7 @@ impl RunPaths {
     }
 }
 
-/// Whether a path lies in one of the folders, as they are written.
+/// Whether a path lies in one of the folders, as written.
 fn is_in(path: &str, folders: &[String]) -> bool {
     let path = whole(path);
     folders.iter().any(|folder| path.starts_with(whole(folder)))
@@ -145,7 +145,7 @@ fn whole(path: &str) -> PathBuf {
     whole
 }
 
-/// The path with its links followed, as far as it is there.
+/// The path with links followed, as far as the path exists.
 fn real(path: &Path) -> PathBuf {
     let there = path.ancestors().find_map(|part| Some((part.canonicalize().ok()?, path.strip_prefix(part).ok()?)));
     there.map_or(path.into(), |(real, rest)| real.join(rest))

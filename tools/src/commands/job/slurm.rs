@@ -50,7 +50,7 @@ fn check_time(time: &str, notice: u64) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Fails unless the option is a single one that the script can hold in a line of its own.
+/// Fails unless the option is a single option that the script can hold in a separate line.
 fn check_option(option: &str) -> Result<(), UserError> {
     let wrong = |rule: &str, fix: String| Err(UserError::new(format!("--sbatch {option}"), rule, fix));
     if !option.starts_with('-') || option.contains(|letter: char| letter.is_control() || letter == '#') {
@@ -64,7 +64,7 @@ fn check_option(option: &str) -> Result<(), UserError> {
     }
 }
 
-/// Fails on a line of `--setup` that is not a command of its own, and so would change the meaning of the lines after it.
+/// Fails on a line of `--setup` that is not a whole command, and so would change the meaning of the lines after.
 pub(super) fn check_setup(lines: &[String]) -> Result<(), UserError> {
     let whole = |line: &&String| !line.contains(char::is_control) && shlex::split(line).is_some();
     match lines.iter().find(|line| !whole(line)) {
@@ -109,7 +109,7 @@ fn container(flags: &SlurmFlags) -> Result<Option<Container>, UserError> {
     }
 }
 
-/// The forms of a time, as Slurm's manual names them.
+/// The forms of a time in Slurm's manual.
 const FORMS: &str = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, \
                                 days-hours:minutes:seconds";
 

@@ -1,4 +1,4 @@
-//! How far a GPU's memory goes, as `trainer plan --limits` prints it.
+//! The reach of a GPU's memory, in `trainer plan --limits`.
 
 use common::format::{bytes, count, counted};
 use serde_json::{Value, json};

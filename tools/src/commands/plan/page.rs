@@ -242,7 +242,7 @@ fn context_transfers(plan: &RunPlan) -> Option<&'static str> {
     (plan.parallel.mesh.size(Axis::Context) > 1).then_some(way.word())
 }
 
-/// Whether experts are whole on ranks that share the layers around them.
+/// Whether experts are whole on ranks that share the layers around experts.
 fn experts_are_whole(plan: &RunPlan) -> bool {
     let MeshSizes { tensor, expert_tensor, .. } = plan.parallel.mesh.sizes();
     expert_tensor < tensor

@@ -1,4 +1,4 @@
-//! The command line of `trainer sample`, and its start.
+//! The command line of `trainer sample`, and the command's start.
 
 use std::io::{IsTerminal, Write, stdout};
 

@@ -17,7 +17,7 @@ use trainer::hf::Pretrained;
 pub struct Loaded {
     /// The model's sizes, for one sequence at a time.
     pub shape: GptShape,
-    /// The tokenizer of its text.
+    /// The tokenizer of the model's text.
     pub tokenizer: Tokenizer,
     pretrained: Pretrained,
 }

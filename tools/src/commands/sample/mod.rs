@@ -73,7 +73,7 @@ impl Prompt {
     }
 }
 
-/// Writes the prompt to `out`, and then each token as it is generated; as often as the request says. Returns a line about
+/// Writes the prompt to `out`, and then each generated token at once; as often as the request says. Returns a line about
 /// the model and one about the speed.
 ///
 /// # Errors

@@ -75,7 +75,7 @@ fn area() -> std::io::Result<Rect> {
     Ok(Rect::new(0, 0, columns.min(most_columns), lines.min(most_lines)))
 }
 
-/// Waits that long for a key; whether it is one that ends the view. A new size of the terminal ends the wait.
+/// Waits that long for a key; whether the key ends the view. A new size of the terminal ends the wait.
 fn ends(wait: Duration) -> std::io::Result<bool> {
     let since = Instant::now();
     while event::poll(wait.saturating_sub(since.elapsed()))? {

@@ -20,7 +20,7 @@ use crate::page::metrics::Row as Step;
 /// A rank that sends nothing for this long is shown as silent.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// Draws the run as it is at `now`.
+/// Draws the run in the state at `now`.
 pub(super) fn draw(frame: &mut Frame<'_>, live: &Live, now: SystemTime) {
     let rows = live.ranks.as_ref().map_or(1, |(rows, _)| rows.len().min(4)) as u16;
     let [head, curves, ranks, events, foot] = Layout::vertical([
@@ -83,12 +83,12 @@ fn headline(live: &Live, now: SystemTime) -> Vec<Line<'static>> {
     vec![first, Line::from(second)]
 }
 
-/// The time left, after a space; empty if it is not known.
+/// The time left, after a space; empty if unknown.
 fn left(live: &Live) -> String {
     live.time_left().map_or(String::new(), |time| format!("  {} left", duration(time.as_secs_f64())))
 }
 
-/// The loads of this machine's GPUs, after a space; empty if it has none.
+/// The loads of this machine's GPUs, after a space; empty without GPUs.
 fn gpus(loads: &[u32]) -> String {
     let loads: Vec<String> = loads.iter().map(u32::to_string).collect();
     if loads.is_empty() { String::new() } else { format!("  GPU {} %", loads.join(" ")) }
@@ -139,7 +139,7 @@ fn draw_loss(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     frame.render_widget(chart, area);
 }
 
-/// Each number's last steps as bars, from its lowest value to its highest.
+/// Each number's last steps as bars, from the number's lowest value to the highest.
 fn draw_sparklines(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     type Number = fn(&Step) -> Option<f64>;
     let mut all: Vec<(&str, Number)> = vec![
@@ -221,7 +221,7 @@ fn draw_ranks(frame: &mut Frame<'_>, live: &Live, now: SystemTime, area: Rect) {
     frame.render_widget(Table::new(sorted.iter().map(cells), widths).block(block), area);
 }
 
-/// How much a rank is in trouble; 0 if it is not.
+/// How much a rank is in trouble; 0 for a rank without trouble.
 fn trouble(row: &RankRow) -> u8 {
     match row.state {
         RankState::Failed => 2,
@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// The screen for a run's folder, in a terminal of that size; each line without the blanks at its end.
+    /// The screen for a run's folder, in a terminal of that size; each line without the blanks at the end.
     fn drawn(folder: &std::path::Path, width: u16, height: u16) -> Vec<String> {
         let live = Live::open(folder).unwrap();
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -268,7 +268,7 @@ mod tests {
         (0..height).map(line).collect()
     }
 
-    /// A folder with so many steps, the state of these ranks and some events.
+    /// A folder with so many steps, the state of the given ranks and some events.
     fn run(steps: u64, ranks: &[RankRow]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let step = |step: u64| {

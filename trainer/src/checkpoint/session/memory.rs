@@ -1,4 +1,4 @@
-//! The memory that the state is copied to before it is written.
+//! The memory for a copy of the state, from which a save is written.
 
 use std::cell::Cell;
 
@@ -25,8 +25,8 @@ pub(super) struct CopyMemory {
 }
 
 impl CopyMemory {
-    /// Begins to lock memory for the state on a GPU, if the machine has room for it. All ranks of the run call it together;
-    /// of them `local_ranks` are on this machine.
+    /// Begins to lock memory for the state on a GPU, if the machine has room. All ranks of the run call it together; of
+    /// them `local_ranks` are on this machine.
     ///
     /// # Errors
     /// Errors of the device.
@@ -56,8 +56,8 @@ impl CopyMemory {
         }
     }
 
-    /// The memory for a save; `None` if the run waits while it writes. All ranks of the run call it together. At the end of
-    /// a run nothing goes on beside the save: only memory that is there is used.
+    /// The memory for a save; `None` if the run waits during the writing. All ranks of the run call it together. At the
+    /// end of a run nothing goes on beside the save: only memory that is there is used.
     pub(super) fn of_save(
         &mut self,
         settings: &CheckpointConfig,
@@ -69,7 +69,8 @@ impl CopyMemory {
         (can_copy && (occasion == Occasion::Interval || self.locked > 0)).then(|| self.staging.clone())
     }
 
-    /// Whether the machine's memory has room for a copy of the state of all its ranks. All ranks of the run call it together.
+    /// Whether the machine's memory has room for a copy of the state of all ranks there. All ranks of the run call it
+    /// together.
     fn has_room(&self, stage: &Stage, writers: &Writers, local_ranks: usize) -> bool {
         let short = self.is_short((stage, writers, local_ranks), 0);
         if short && writers.leads() && !self.told_no_copy.replace(true) {
@@ -81,8 +82,8 @@ impl CopyMemory {
         !short
     }
 
-    /// Whether the machine's memory lacks room for a copy of the state of all its ranks and so many bytes `besides`. All
-    /// ranks of the run call it together.
+    /// Whether the machine's memory lacks room for a copy of the state of all ranks there and so many bytes `besides`.
+    /// All ranks of the run call it together.
     pub(super) fn is_short(&self, (stage, writers, local_ranks): (&Stage, &Writers, usize), besides: u64) -> bool {
         let copy = if self.locked > 0 { 0 } else { rank_bytes(stage, writers) }.saturating_mul(local_ranks as u64);
         let free = stage.device().free_host_memory().map(|free| free as u64);

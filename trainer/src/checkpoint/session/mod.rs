@@ -48,7 +48,7 @@ pub(crate) const LOG_LOCK: &str = "run.lock";
 /// The longest time for a network file system to show one node the writes of another.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether a run has locked one of these folders, its `logging.dir` and its `checkpoint.dir`.
+/// Whether a run has locked `logs`, a `logging.dir`, or `checkpoints`, a `checkpoint.dir`.
 pub fn is_in_use(logs: &Path, checkpoints: &Path) -> bool {
     is_locked(logs, LOG_LOCK) || is_locked(checkpoints, CHECKPOINTS)
 }
@@ -171,7 +171,7 @@ impl<'p> Session<'p> {
         Ok(session)
     }
 
-    /// The name of the run; only rank 0 has it.
+    /// The name of the run, on rank 0.
     pub fn run(&self) -> &str {
         self.origin.run.as_deref().unwrap_or_default()
     }
@@ -193,8 +193,8 @@ impl<'p> Session<'p> {
         entry.map_or(Validated::default(), ValidationEntry::validated)
     }
 
-    /// The configuration of the checkpoint to start from, and how its data to train on differ. Only rank 0 has them. `None`
-    /// without a checkpoint, or if its configuration cannot be read.
+    /// The configuration of the checkpoint to start from, and the differences of the data to train on. Only rank 0 has
+    /// them. `None` without a checkpoint, or if its configuration cannot be read.
     pub fn before(&self) -> Option<(RunConfig, Vec<String>)> {
         let (path, manifest) = self.found.as_ref()?;
         let mut sources = ConfigSources::default();
@@ -218,7 +218,8 @@ impl<'p> Session<'p> {
         self.found.is_none()
     }
 
-    /// The step at which the run resumes itself; `None` if it starts at step 0 or from another run's checkpoint.
+    /// The step of the run's own checkpoint at which the run resumes; `None` for a start at step 0 or from another run's
+    /// checkpoint.
     pub fn continues_at(&self) -> Option<usize> {
         self.continued().map(|(_, manifest)| manifest.step)
     }
@@ -229,7 +230,7 @@ impl<'p> Session<'p> {
         folder.is_some_and(|folder| self.found.as_ref().is_some_and(|(path, _)| path.parent() == Some(folder)))
     }
 
-    /// The checkpoint to start from, if it is this run's own: one in its `checkpoint.dir` or its memory.
+    /// The checkpoint to start from, if the run's own: one in its `checkpoint.dir` or its memory.
     fn continued(&self) -> Option<&Found> {
         if self.starts_from_memory() {
             return self.found.as_ref();
@@ -261,7 +262,7 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// The settings that changed since the checkpoint that the run starts from, of those that numbers depend on.
+    /// The settings that numbers depend on and that changed since the checkpoint that the run starts from.
     pub fn changed_settings(&self) -> ChangedSettings {
         let before = self.found.as_ref().and_then(|(path, _)| config(path).ok());
         before.map_or_else(ChangedSettings::new, |before| changed_settings(&before, &self.origin.config))
@@ -294,7 +295,7 @@ impl<'p> Session<'p> {
     }
 }
 
-/// Fails on all ranks if one of them does not see the mark that rank 0 left in `dir`. All ranks call it together.
+/// Fails on all ranks if any rank does not see the mark that rank 0 left in `dir`. All ranks call it together.
 fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result<(), UserError> {
     let mark = group.control.broadcast_text(0, mark);
     // Ranks of one machine see each other's writes at once.

@@ -5,7 +5,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::told::tell;
 
-/// Removes old checkpoints on a thread of its own. A file system may take long to remove large files.
+/// Removes old checkpoints on a separate thread. A file system may take long to remove large files.
 #[derive(Default)]
 pub(super) struct Removal {
     thread: Option<JoinHandle<()>>,

@@ -1,4 +1,4 @@
-//! The times at which a run saves, and what becomes of its checkpoints.
+//! The times at which a run saves, and what becomes of the checkpoints.
 
 use std::path::Path;
 use std::time::Instant;
@@ -134,8 +134,8 @@ impl Session<'_> {
         }
     }
 
-    /// Whether nothing is being written and the machine's memory has room for a state and its copy. Otherwise the log says
-    /// what is the matter. All ranks call it together.
+    /// Whether nothing is being written and the machine's memory has room for a state and a copy of the state. Otherwise
+    /// the log says what is the matter. All ranks call it together.
     fn has_room_for_state(&self, stage: &Stage, step: usize) -> bool {
         let save = self.unfinished.as_ref().map(|unfinished| &unfinished.save);
         // A rank that failed leaves the others waiting for its files, until all end that save together.
@@ -169,8 +169,8 @@ impl Session<'_> {
         }
     }
 
-    /// Waits until the checkpoint that is being written is complete, and returns its step if it is on disk and
-    /// [`Session::saved`] did not. All ranks call it together.
+    /// Waits until the checkpoint that is being written is complete, and returns the checkpoint's step if that is on disk
+    /// and [`Session::saved`] did not. All ranks call it together.
     ///
     /// # Errors
     /// A device that cannot be read.
@@ -181,7 +181,8 @@ impl Session<'_> {
         Ok(self.ended((place, step), result, Occasion::Interval)?.or(new))
     }
 
-    /// The step of a checkpoint that ended, if this rank hears now that it is on disk. States in memory that are older go.
+    /// The step of a checkpoint that ended, if this rank hears now that the checkpoint is on disk. States in memory that
+    /// are older go.
     fn ended(
         &mut self,
         (place, step): (Place, usize),

@@ -92,7 +92,7 @@ impl Session<'_> {
         chosen(dir, found, &damaged)
     }
 
-    /// The newest complete checkpoint of a folder, and newer ones that are damaged.
+    /// The newest complete checkpoint of a folder, and newer damaged checkpoints.
     fn look_in(&self, dir: &Path) -> Result<Newest, RunError> {
         newest(dir, &self.writers.activity).map_err(|unclear| match unclear {
             Unclear::Unreadable(error) => unreadable(dir)(error),
@@ -143,8 +143,8 @@ fn looked_in(settings: &CheckpointConfig) -> Option<PathBuf> {
     }
 }
 
-/// The checkpoint that a run with these settings would start from. Only sizes are checked, not contents. It serves code
-/// that runs before there is a [`Session`].
+/// The checkpoint that a run with the given settings would start from. Only sizes are checked, not contents. It serves
+/// code that runs before there is a [`Session`].
 pub fn start_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
     let from = looked_in(settings)?;
     if from.join(MANIFEST).exists() {
@@ -153,7 +153,7 @@ pub fn start_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
     newest_of_right_sizes(&from, memory_of(settings).as_deref()).map(|(path, _)| path)
 }
 
-/// The folder of the states in memory from which a run with these settings may start.
+/// The folder of the states in memory from which a run with the given settings may start.
 fn memory_of(settings: &CheckpointConfig) -> Option<PathBuf> {
     state_folder(settings).filter(|_| settings.resume == Resume::Auto)
 }

@@ -31,7 +31,7 @@ pub(super) struct States {
 }
 
 impl States {
-    /// The states of a run with these settings; `None` if it keeps none. All ranks call it together.
+    /// The states of a run with the given settings; `None` if the run keeps no states. All ranks call it together.
     pub(super) fn open(settings: &CheckpointConfig, group: &ProcessGroup) -> Option<States> {
         if !settings.keeps_states() {
             return None;

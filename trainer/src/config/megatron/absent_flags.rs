@@ -1,4 +1,4 @@
-//! Megatron's flags that nothing here takes the place of, and those about what is always so here: `absent_flags.txt`.
+//! Megatron's flags that nothing here takes the place of, and flags about what is always so here: `absent_flags.txt`.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use super::meaning::Meaning::{self, Ignored, Refused};
 use super::meaning::Takes::{Nothing, Value, Values};
 use crate::config::groups;
 
-/// Groups of flags without dashes in front, each with its effect.
+/// Groups of flags without dashes in front, with the effect of each flag.
 pub static ABSENT_FLAGS: LazyLock<Vec<(Meaning, Vec<&str>)>> = LazyLock::new(|| {
     groups(include_str!("absent_flags.txt")).into_iter().map(|(line, flags)| (meaning(line), flags)).collect()
 });

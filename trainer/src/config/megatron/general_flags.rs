@@ -1,4 +1,4 @@
-//! The table of Megatron's flags, but for those about experts.
+//! The table of Megatron's flags, but for the flags about experts.
 
 use super::meaning::Meaning::{
     self, Agrees, Computes, IgnoredIf, Sets, SetsByValue, SetsItem, SetsTelling, SetsWhateverValue,

@@ -7,7 +7,7 @@ use crate::config::RunConfig;
 pub enum Meaning {
     /// The flag sets this key to this value.
     Sets(&'static str, &'static str),
-    /// Each of these values sets these keys. For other values: the rule and the fix.
+    /// Each listed value of the flag sets the listed keys. For other values: the rule and the fix.
     SetsByValue(&'static [(&'static str, &'static [(&'static str, &'static str)])], &'static str, &'static str),
     /// The flag sets the first key to the value beside it. If the second key has the value beside it, the user is told.
     SetsTelling((&'static str, &'static str), (&'static str, &'static str), &'static str),
@@ -29,15 +29,15 @@ pub enum Meaning {
     Agrees(Takes, &'static str, &'static str),
     /// The flag has no effect, which the user is told with the reason.
     Ignored(Takes, &'static str),
-    /// With one of these values it has no effect, which the user is told with the reason. Others are refused: the rule and the
-    /// fix.
+    /// With a listed value the flag has no effect, which the user is told with the reason. Others are refused: the rule
+    /// and the fix.
     IgnoredIf(&'static [&'static str], &'static str, &'static str, &'static str),
-    /// The flag is refused, but for these values, which have no effect: the rule and the fix.
+    /// The flag is refused, but for the listed values, which have no effect: the rule and the fix.
     Refused(&'static [&'static str], &'static str, &'static str),
 }
 
 impl Meaning {
-    /// The options that it sets, or agrees with.
+    /// The options that the flag sets, or agrees with.
     pub fn keys(&self) -> Vec<&'static str> {
         match *self {
             Meaning::Sets(key, _)

@@ -23,7 +23,7 @@ pub fn groups() -> impl Iterator<Item = (&'static [&'static str], &'static Meani
     alone.chain(ABSENT_FLAGS.iter().map(|(meaning, flags)| (flags.as_slice(), meaning)))
 }
 
-/// Each flag with its effect here.
+/// Each flag with the flag's effect here.
 pub fn flags() -> impl Iterator<Item = (&'static str, &'static Meaning)> {
     groups().flat_map(|(flags, meaning)| flags.iter().map(move |flag| (*flag, meaning)))
 }
@@ -63,7 +63,7 @@ pub fn our_flag(key: &str, value: &str) -> String {
     }
 }
 
-/// The flags of ours that give options these values.
+/// The trainer's flags that give options the given values.
 pub fn our_flags(values: &[(&str, &str)]) -> String {
     values.iter().map(|(key, value)| our_flag(key, value)).collect::<Vec<_>>().join(" ")
 }

@@ -62,7 +62,7 @@ pub fn ours<'w>(key: &str, word: &'w str) -> Cow<'w, str> {
     SAME.iter().find(|known| (known.0, known.1) == (key, word)).map_or(word, |known| known.2).into()
 }
 
-/// What the user is told of a word that is taken, if it may mean something else elsewhere.
+/// The notice about a word that is taken, if other trainers may mean something else by the word.
 pub fn notice(key: &str, word: &str) -> Option<String> {
     if (key, word) == ("optimizer.kind", "adam") {
         let adam = "optimizer.kind = \"adam\" is adamw, as in Megatron: weight decay does not pass through the moments";
@@ -72,7 +72,7 @@ pub fn notice(key: &str, word: &str) -> Option<String> {
     Some(format!("--split {word} is data.split = {share}: the rest, with Megatron's test data, is for validation"))
 }
 
-/// Another option that this value sets too, and its value.
+/// Another option that the word sets too, and that option's value.
 pub fn also_sets(key: &str, word: &str) -> Option<(&'static str, &'static str)> {
     ALSO.iter().find(|known| (known.0, known.1) == (key, word)).map(|known| (known.2, known.3))
 }
@@ -82,7 +82,7 @@ pub fn others(key: &str, ours: &str) -> impl Iterator<Item = &'static str> {
     SAME.iter().filter(move |known| (known.0, known.2) == (key, ours)).map(|known| known.1)
 }
 
-/// The fix for a value that the option does not take, if it is a word of other trainers.
+/// The fix for a value that the option does not take, if the value is a word of other trainers.
 pub fn fix(key: &str, text: &str) -> Option<String> {
     if let ("train.device", Some(("cuda" | "gpu", number))) = (key, text.split_once(':')) {
         return Some(format!("set CUDA_VISIBLE_DEVICES={number}, and train.device = \"cuda\""));
@@ -108,7 +108,8 @@ pub fn fix(key: &str, text: &str) -> Option<String> {
     OTHER.iter().find(|known| (known.0, known.1) == (key, text)).map(|known| known.2.to_string())
 }
 
-/// Megatron's two or three shares for training, validation and test, as fractions of their sum: the first and the last.
+/// Megatron's two or three shares for training, validation and test, as fractions of the shares' sum: the first and the
+/// last.
 fn split(text: &str) -> Option<(f64, f64)> {
     let parts: Vec<f64> = text.split(',').map(|part| part.trim().parse().ok()).collect::<Option<_>>()?;
     let share = |part: f64| (part / parts.iter().sum::<f64>() * 1e6).round() / 1e6;

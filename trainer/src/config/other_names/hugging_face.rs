@@ -71,7 +71,7 @@ fn betas(_: &Value, settings: &Settings) -> Made {
     betas_of(settings, ["adam_beta1", "adam_beta2"], "adam_beta1 and adam_beta2")
 }
 
-/// The number of steps, if it is given.
+/// The number of steps, if given.
 fn given_steps(settings: &Settings) -> Option<f64> {
     settings.number("max_steps").filter(|&steps| steps > 0.0)
 }

@@ -1,6 +1,6 @@
-//! Settings of other trainers, with their effect here: of nanoGPT's `train.py`, Hugging Face's `TrainingArguments` with those
-//! of TRL and PEFT, and torchtitan's job configuration. A flag of one of these names is answered from the tables, and
-//! `trainer import` makes our options of their files. Megatron's flags have a table of their own,
+//! Settings of other trainers, and the effect of each here: of nanoGPT's `train.py`, Hugging Face's `TrainingArguments`
+//! with those of TRL and PEFT, and torchtitan's job configuration. A flag of one of these names is answered from the
+//! tables, and `trainer import` makes our options of their files. Megatron's flags have a table of their own,
 //! [`megatron`](crate::config::megatron).
 
 mod hugging_face;

@@ -1,4 +1,4 @@
-//! A setting of another trainer and its effect here; the settings of a file, and the options that are made of them.
+//! A setting of another trainer and the setting's effect here; the settings of a file, and the options that follow.
 
 use toml::{Table, Value};
 
@@ -11,7 +11,7 @@ use crate::config::options::find;
 pub struct OtherName {
     /// The name there, with underscores. A name that ends in `*` stands for all names that begin so.
     pub name: &'static str,
-    /// The default there as a TOML value; empty if it has none that matters here.
+    /// The default there as a TOML value; empty if the setting has none that matters here.
     pub default: &'static str,
     /// The effect here.
     pub here: Here,
@@ -45,9 +45,9 @@ pub(super) fn names(text: &'static str, made: &[(&str, Make)]) -> Vec<OtherName>
 pub enum Here {
     /// The option of this key takes the same values.
     Same(&'static str),
-    /// If it is true, the option of this key has this value: also the flags in words.
+    /// A setting that is true gives the option of this key this value: also the flags in words.
     IfTrue(&'static str, (&'static str, &'static str)),
-    /// Options follow from its value and from other settings: the flags in words, and the options.
+    /// Options follow from the setting's value and from other settings: the flags in words, and the options.
     Becomes(&'static str, Make),
     /// Read together with the setting of this name: also the flags in words.
     With(&'static str, &'static str),
@@ -73,7 +73,7 @@ pub struct Set {
     pub key: &'static str,
     /// The value as text.
     pub value: String,
-    /// How the value was found, if it is not that of the setting.
+    /// How the value was found, if not as the setting's own.
     pub how: String,
 }
 
@@ -108,18 +108,18 @@ impl Settings {
         self.defaults.get(name)
     }
 
-    /// The settings that the file gives, in its order.
+    /// The settings that the file gives, in the file's order.
     pub fn given(&self) -> &Table {
         &self.given
     }
 
-    /// The value of a setting, and whether the file gives it.
+    /// The value of a setting, and whether the file gives the setting.
     pub fn value(&self, name: &str) -> Option<(&Value, bool)> {
         let given = self.given.get(name).map(|value| (value, true));
         given.or_else(|| self.defaults.get(name).map(|value| (value, false)))
     }
 
-    /// The number of a setting; `None` if it is unset, or not a number.
+    /// The number of a setting; `None` for a setting that is unset, or not a number.
     pub fn number(&self, name: &str) -> Option<f64> {
         number(self.value(name)?.0)
     }
@@ -176,7 +176,7 @@ pub(super) fn none() -> Made {
     Ok(Vec::new())
 }
 
-/// The betas, of two settings with these names; `how` names both.
+/// The betas, from the two settings of the given names; `how` names both.
 pub(super) fn betas_of(settings: &Settings, names: [&str; 2], how: &str) -> Made {
     let [first, second] = names.map(|name| settings.number(name).unwrap_or(0.0));
     Ok(vec![set_as("optimizer.betas", format!("[{first:?}, {second:?}]"), how)])
@@ -188,7 +188,7 @@ pub(super) fn graphs(value: &Value, _: &Settings) -> Made {
     Ok(vec![set_as("cuda_graph.enable", is_true(value).to_string(), how)])
 }
 
-/// A value as text, without quotes around it.
+/// A setting's value as text, without quotes.
 pub(super) fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }
@@ -208,7 +208,7 @@ pub(super) fn is_true(value: &Value) -> bool {
     value.as_bool().unwrap_or_else(|| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("true")))
 }
 
-/// A number as people write it: 512, 0.5, and not the last digits of a product.
+/// A number as people write numbers: 512, 0.5, and not the last digits of a product.
 pub(super) fn shown(number: f64) -> String {
     format!("{number:.12e}").parse().unwrap_or(number).to_string()
 }

@@ -92,7 +92,7 @@ fn dataset(value: &Value, _: &Settings) -> Made {
     Err(format!("{} is loaded by torchtitan's own code; data here are files or folders", text(value)))
 }
 
-/// The ranks of a job, as far as its degrees say it.
+/// The ranks of a job, as far as the degrees of parallelism tell.
 pub(super) fn ranks(settings: &Settings) -> usize {
     let degrees =
         ["data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"];
@@ -122,7 +122,7 @@ fn batch(value: &Value, settings: &Settings) -> Made {
     Ok(vec![set("train.micro_batch_size", shown(local)), global])
 }
 
-/// Ranks that divide nothing have no groups that divide it.
+/// Without ranks that divide state there are no groups of such ranks.
 fn replicate(value: &Value, settings: &Settings) -> Made {
     match (number(value), settings.number("parallelism.data_parallel_shard_degree")) {
         (Some(1.0), _) | (_, Some(1.0)) => none(),

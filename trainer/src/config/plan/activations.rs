@@ -10,7 +10,7 @@ use super::model::ModelPlan;
 use crate::config::checks::require;
 use crate::config::{GraphScope, RecomputeGranularity, RunConfig};
 
-/// The outputs that are printed, with the names that the configuration gives them.
+/// The outputs that are printed, by the configuration's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrintedActivations(pub Vec<(String, HookPlace)>);
 
@@ -49,7 +49,7 @@ impl PrintedActivations {
     }
 }
 
-/// The place of that name in a model whose layers have these modules.
+/// The hook's place of that name in a model whose layers have the given modules.
 fn hook_place(name: &str, modules: &[Vec<GraphModule>]) -> Option<HookPlace> {
     if name == "embedding" {
         return Some(HookPlace { layer: 0, module: None });

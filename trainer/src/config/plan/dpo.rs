@@ -72,7 +72,7 @@ pub(super) fn preference(config: &RunConfig, mistakes: &mut Mistakes) -> Option<
     })
 }
 
-/// Fails if steps cannot compute the references that they are to compute.
+/// Fails if steps cannot compute the references that the configuration asks for.
 fn check_references(config: &RunConfig, mistakes: &mut Mistakes) {
     if !config.dpo.references_in_step() {
         return;

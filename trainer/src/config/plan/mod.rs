@@ -53,11 +53,11 @@ pub struct RunPlan {
     pub parallel: ParallelPlan,
     /// The samples of every step.
     pub batch: BatchPlan,
-    /// The lengths that they may have.
+    /// The lengths that samples may have.
     pub buckets: BucketPlan,
-    /// The optimizer and its learning rates.
+    /// The optimizer and the learning rates.
     pub optimizer: OptimizerPlan,
-    /// The parameters that keep their values.
+    /// The frozen parameters, by name.
     pub frozen: FrozenNames,
     /// The outputs that are printed.
     pub printed: PrintedActivations,
@@ -65,7 +65,7 @@ pub struct RunPlan {
     pub graphs: GraphOptions,
     /// When the model is evaluated; `None` for never.
     pub evaluation: Option<EvaluationPlan>,
-    /// Evaluations keep the loss of each token, and samples have targets of their own.
+    /// Whether evaluations keep the loss of each token, and samples have separate targets.
     pub keeps_losses: bool,
     /// When a rank counts as failed.
     pub watch: WatchSettings,
@@ -88,12 +88,12 @@ impl RunPlan {
         self.graphs.enable && self.config.cuda_graph.verify > 0
     }
 
-    /// Whether this step is verified, counted from 0, if it has graphs by then.
+    /// Whether this step, counted from 0, is verified, provided that the step has graphs by then.
     pub fn verifies_at(&self, step: usize) -> bool {
         self.verifies() && (step + 1).is_multiple_of(self.config.cuda_graph.verify)
     }
 
-    /// Checks a configuration for `world_size` ranks and derives its sizes.
+    /// Checks a configuration for `world_size` ranks and derives the plan's sizes.
     ///
     /// # Errors
     /// Every rule that is broken.
@@ -268,8 +268,8 @@ impl RunPlan {
     }
 }
 
-/// The configuration with the numbers that follow from others, so that records of the run have them. Steps that are not
-/// known yet decide none.
+/// The configuration with the numbers that follow from others, so that records of the run have the numbers too. Steps
+/// that are not known yet decide none.
 fn with_rates(mut config: RunConfig, rate: &LearningRate) -> RunConfig {
     if config.train.epochs.is_none() {
         config.optimizer.warmup_steps = Some(rate.warmup);
@@ -336,7 +336,7 @@ fn check_numbers(config: &RunConfig, mistakes: &mut Mistakes) {
     mistakes.keep(at_least("train.threads", config.train.threads.unwrap_or(1), 1));
 }
 
-/// Fails on numbers so large that they can only be typing mistakes.
+/// Fails on numbers of the configuration so large that only a typing mistake explains the numbers.
 fn check_magnitudes(config: &RunConfig) -> Result<(), UserError> {
     let mut mistakes = Mistakes::default();
     mistakes.keep(check_model_magnitudes(config));

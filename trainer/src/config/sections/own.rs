@@ -25,22 +25,22 @@ impl OwnSettings {
         self.get(name).and_then(Value::as_bool).unwrap_or_default()
     }
 
-    /// A whole number; `None` if it is unset.
+    /// The whole number of a setting; `None` for an unset setting.
     pub fn integer(&self, name: &str) -> Option<usize> {
         self.get(name).and_then(Value::as_integer).and_then(|number| number.try_into().ok())
     }
 
-    /// A number; `None` if it is unset.
+    /// The number of a setting; `None` for an unset setting.
     pub fn float(&self, name: &str) -> Option<f64> {
         self.get(name).and_then(Value::as_float)
     }
 
-    /// A text or a word; `None` if it is unset.
+    /// The text or the word of a setting; `None` for an unset setting.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.get(name).and_then(Value::as_str)
     }
 
-    /// The texts of a list; none if it is unset.
+    /// The texts of a list; none for an unset setting.
     pub fn texts(&self, name: &str) -> Vec<&str> {
         let items = self.get(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         items.iter().filter_map(Value::as_str).collect()

@@ -21,7 +21,7 @@ pub(super) enum LastState {
     Unsaved,
 }
 
-/// Why a run with these validation losses ends before its last step, if it does.
+/// Why a run with the given validation losses ends before the last step, if so.
 pub(super) fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<String> {
     let patience = plan.config.train.early_stop_patience;
     (patience > 0 && validated.since >= patience).then(|| {
@@ -35,7 +35,7 @@ pub(super) fn stops_early(plan: &RunPlan, validated: &Validated) -> Option<Strin
 }
 
 impl Trainer<'_> {
-    /// Why the run ends now, if it does: any rank was asked to end or cannot continue, the validation loss does not fall any
+    /// Why the run ends now, if so: any rank was asked to end or cannot continue, the validation loss does not fall any
     /// more, or an exit is due. All ranks call it together. Rank 0 knows the reason.
     pub(super) fn stops(&self) -> Option<String> {
         let why = match self.report.must_stop() {
@@ -57,7 +57,7 @@ impl Trainer<'_> {
         is_over.then(|| format!("train.exit_duration_minutes = {minutes} are over"))
     }
 
-    /// Says why the run ended before its last step, and that its state is saved if it is.
+    /// Says why the run ended before the last step, and that the state is saved, if so.
     pub(super) fn say_why_stopped(&self, why: &str, state: LastState) {
         let state = match (state, self.report.has_diverged()) {
             (LastState::Saved, _) => "saved",

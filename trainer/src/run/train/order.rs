@@ -1,4 +1,4 @@
-//! Notices about the order of samples, where a run continues in the middle of it.
+//! Notices about the order of samples, for a run that continues in the middle of the order.
 
 use common::format::counted;
 use data::Source;
@@ -50,7 +50,7 @@ pub(super) fn tell_order(plan: &RunPlan, session: &Session<'_>, source: &dyn Sou
     Ok(())
 }
 
-/// A setting and its value as text.
+/// A setting, and the setting's value as text.
 type Setting = (&'static str, fn(&RunConfig) -> String);
 
 /// The settings that decide which samples the same data have.
@@ -74,7 +74,7 @@ const ORDER: [Setting; 3] = [
     }),
 ];
 
-/// The settings among these that differ, as `data.seed = 2 (was 1)`.
+/// The given settings that differ, as `data.seed = 2 (was 1)`.
 fn changed(before: &RunConfig, now: &RunConfig, settings: &[Setting]) -> Vec<String> {
     let values = settings.iter().map(|(key, value)| (key, value(before), value(now)));
     let differ = values.filter(|(_, before, now)| before != now);

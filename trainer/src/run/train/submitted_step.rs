@@ -1,4 +1,4 @@
-//! A step between its submission and its end.
+//! A step between submission and end.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +11,19 @@ use crate::report::reporter::FinishedStep;
 
 /// A step that was submitted to the device, and may not have ended.
 pub(super) struct SubmittedStep {
-    /// The steps and samples after it, those of earlier processes included.
+    /// The run's steps and samples after the step, earlier processes included.
     pub(super) progress: Progress,
     /// The step's samples over all ranks.
     pub(super) samples: usize,
-    /// Tokens of a sample, if they are fewer than the model's.
+    /// Tokens of a sample, if fewer than the model's.
     pub(super) length: Option<usize>,
     pub(super) metrics: PendingMetrics,
-    /// The losses of this rank's 8-bit copies, if the step measured them.
+    /// The losses of this rank's 8-bit copies, if measured in the step.
     pub(super) counts: Option<PendingCounts>,
     pub(super) started: Instant,
-    /// Time the host took to prepare and submit it.
+    /// The host's time to prepare and submit the step.
     pub(super) host: Duration,
-    /// Time the host waited for its batch.
+    /// The host's wait for the step's batch.
     pub(super) data_wait: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! Checks a Parquet file's descriptions of itself before the library reads it: the library allocates as much as a
-//! length announces, and recurses as deep as columns are nested.
+//! Checks a Parquet file's descriptions before the library reads the file: the library allocates as much as a length
+//! announces, and recurses as deep as columns are nested.
 
 use std::fs::File;
 use std::io::{Read, copy, sink};
@@ -13,13 +13,13 @@ use parquet::errors::{ParquetError, Result as ParquetResult};
 use super::levels::{RowLengths, unsigned};
 use super::thrift::{FALSE, I32, LIST, STRUCT, TRUE, Thrift};
 
-/// The largest description of a file at its end, in bytes.
+/// The largest description at a file's end, in bytes.
 const LARGEST_FOOTER: u64 = 32 << 20;
 /// How deep columns nest.
 const DEEPEST: usize = 64;
 /// The largest page, unpacked, in bytes. Writers begin a new one after some megabytes.
 const LARGEST_PAGE: u64 = 512 << 20;
-/// The most values of a page that stores their lengths as differences.
+/// The most values of a page that stores the values' lengths as differences.
 const MOST_LENGTHS: u64 = 64 << 20;
 /// The least bytes that describe a column.
 const COLUMN: usize = 4;
@@ -152,7 +152,7 @@ struct PageHeader {
     words: Option<i32>,
 }
 
-/// The header of the page at `at`, and its size in bytes.
+/// The header of the page at `at`, and the header's size in bytes.
 fn page_at(file: &File, at: u64, end: u64) -> Result<(u64, PageHeader), String> {
     let mut window = 4096;
     loop {
@@ -219,7 +219,7 @@ impl Read for Section<'_> {
     }
 }
 
-/// Fails if a page unpacks to more than it announces. Of pages packed in other ways the library itself unpacks no more
+/// Fails if a page unpacks to more bytes than announced. Of pages packed in other ways the library itself unpacks no more
 /// than is announced.
 fn check_unpacked(bytes: &mut dyn Read, packing: Compression, announced: u64) -> Result<(), String> {
     let unpacked: Box<dyn Read + '_> = match packing {
@@ -235,7 +235,7 @@ fn check_unpacked(bytes: &mut dyn Read, packing: Compression, announced: u64) ->
     }
 }
 
-/// The pages of a column, checked after they were unpacked.
+/// The pages of a column, checked after unpacking.
 pub(crate) struct CheckedPages {
     pages: Box<dyn PageReader>,
     /// The lengths of rows, in a column of lists.
@@ -245,7 +245,7 @@ pub(crate) struct CheckedPages {
 }
 
 impl CheckedPages {
-    /// The pages of a column with these largest levels of lists and of values.
+    /// The pages of a column with the given largest levels of lists and of values.
     pub(crate) fn new(pages: Box<dyn PageReader>, max_rep: i16, max_def: i16) -> CheckedPages {
         let rows = (max_rep > 0).then(|| RowLengths::new(max_rep));
         CheckedPages { pages, rows, levels: usize::from(max_rep > 0) + usize::from(max_def > 0) }
@@ -294,8 +294,8 @@ impl PageReader for CheckedPages {
     }
 }
 
-/// Fails if a page announces more lengths of texts than it may: the library allocates all of them. Before the values are
-/// `lists` lists of levels.
+/// Fails if a page announces too many lengths of texts: the library allocates all of them. Before the values are `lists`
+/// lists of levels.
 fn check_lengths(page: &Page, lists: usize) -> Result<(), String> {
     let buffer: &[u8] = page.buffer();
     let (levels, encoding) = match page {
@@ -334,7 +334,8 @@ fn check_lengths(page: &Page, lists: usize) -> Result<(), String> {
 struct Differences<'b>(&'b [u8]);
 
 impl Differences<'_> {
-    /// Skips a list and returns how many numbers it announces. `None` if it is cut. One that announces too many is not skipped.
+    /// Skips a list and returns how many numbers the list announces. `None` if it is cut. One that announces too many is
+    /// not skipped.
     fn skip_list(&mut self) -> Option<u64> {
         let [block, parts, count] = [unsigned(&mut self.0)?, unsigned(&mut self.0)?, unsigned(&mut self.0)?];
         unsigned(&mut self.0)?;

@@ -9,18 +9,18 @@ use parquet::file::reader::SerializedFileReader;
 
 use super::check::check_footer;
 
-/// A Parquet file with a description of itself that can be read.
+/// A Parquet file with a readable description.
 pub(crate) struct ParquetFile {
     pub(crate) name: String,
     pub(crate) reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads it.
+    /// The same file, for checks before the library reads anything.
     pub(crate) file: File,
     /// The file's bytes.
     pub(crate) len: u64,
 }
 
 impl ParquetFile {
-    /// Opens a file and checks its description of itself.
+    /// Opens a Parquet file and checks the file's description.
     ///
     /// # Errors
     /// The file cannot be read or is damaged.

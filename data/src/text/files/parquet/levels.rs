@@ -1,4 +1,4 @@
-//! The lengths of rows in a column of lists, from the levels of its values: a level of 0 begins a row. Levels are stored
+//! The lengths of rows in a column of lists, from the levels of the values: a level of 0 begins a row. Levels are stored
 //! as runs of equal ones, and as packed groups of eight.
 
 /// The most values of a row. They become objects of the library, which take a hundred times as much memory as text.
@@ -44,7 +44,7 @@ impl RowLengths {
         Ok(())
     }
 
-    /// Whether a level of packed ones is 0.
+    /// Whether a packed level is 0.
     fn is_zero(&self, packed: &[u8], at: usize) -> bool {
         let is_set = |bit: usize| packed.get(bit / 8).is_some_and(|byte| byte >> (bit % 8) & 1 == 1);
         !(at * self.bits..(at + 1) * self.bits).any(is_set)

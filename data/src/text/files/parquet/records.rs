@@ -29,7 +29,7 @@ const ROWS: usize = 8;
 /// Reads the rows of a Parquet file from the first to the last.
 pub(crate) struct ParquetRecords {
     reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads it.
+    /// The same file, for checks before the library reads anything.
     file: File,
     name: String,
     /// The columns that are read.
@@ -43,7 +43,7 @@ pub(crate) struct ParquetRecords {
 }
 
 impl ParquetRecords {
-    /// Opens the columns that these records have.
+    /// Opens the columns that the given records have.
     ///
     /// # Errors
     /// The file cannot be read or is damaged, or its columns make no such record.
@@ -64,7 +64,7 @@ impl ParquetRecords {
         Ok(ParquetRecords { reader, file, name, columns, next_group: 0, group: None, rows: 0, unpacked })
     }
 
-    /// The next row as JSON, without the fields that it has no value for, and its number.
+    /// The next row as JSON, without the fields that have no value, and the row's number.
     ///
     /// # Errors
     /// The file cannot be read any more or is damaged, or a value cannot be written as JSON.
@@ -97,7 +97,7 @@ impl ParquetRecords {
     }
 }
 
-/// A group of rows, with pages that are checked before the library reads them.
+/// A group of rows, with pages that are checked before the library reads anything.
 struct CheckedGroup<'g> {
     group: Box<dyn RowGroupReader + 'g>,
     file: &'g File,

@@ -18,19 +18,19 @@ use crate::text::files::unpacked::Unpacked;
 /// Rows that are read at a time, at most.
 const ROWS: u64 = 256;
 
-/// Bytes that they have at most, unless a single one has more.
+/// The most bytes of the rows that are read at a time, unless a single row has more.
 const BYTES: u64 = 64 << 20;
 
-/// Reads a column of a Parquet file from its first row to its last.
+/// Reads a column of a Parquet file from the first row to the last.
 pub(crate) struct ParquetRows {
     reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads it.
+    /// The same file, for checks before the library reads anything.
     file: File,
     name: String,
     key: String,
     /// The number of the column among the file's.
     column: usize,
-    /// The level of a value that is there; lower ones are missing values.
+    /// The level of a value that is there; lower levels are missing values.
     present: i16,
     /// The group of rows to open next.
     next_group: usize,
@@ -99,7 +99,7 @@ impl ParquetRows {
         })
     }
 
-    /// The number of the next row, and its text. `None` in place of a text that is missing.
+    /// The number of the next row, and the row's text. `None` in place of a text that is missing.
     ///
     /// # Errors
     /// The file cannot be read any more or is damaged, or a value is not UTF-8.

@@ -1,5 +1,5 @@
-//! Thrift's compact protocol, as far as a Parquet file's descriptions of itself use it. A length that is only announced
-//! allocates nothing.
+//! Thrift's compact protocol, as far as the descriptions in Parquet files use the protocol. A length that is only
+//! announced allocates nothing.
 
 /// How deep structures and lists nest. Parquet's own nest six deep.
 const DEEPEST: usize = 32;

@@ -142,7 +142,7 @@ impl BatchPlan {
         consumed
     }
 
-    /// The steps of a run until it has consumed at least so many samples.
+    /// The steps until a run has consumed at least so many samples.
     pub fn steps_for(&self, samples: u64) -> usize {
         let (mut consumed, mut steps) = (0, 0);
         while consumed < samples {

@@ -1,4 +1,4 @@
-//! The steps of a run at each length of samples, for the summary of its plan.
+//! The steps of a run at each length of samples, for the plan's summary.
 
 use std::collections::BTreeMap;
 

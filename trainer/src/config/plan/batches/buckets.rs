@@ -1,4 +1,4 @@
-//! The lengths that the samples of a step may have, so that less of them is padding.
+//! The lengths that the samples of a step may have, for less padding.
 
 use common::{Mistakes, UserError};
 use data::DataConfig;
@@ -70,7 +70,7 @@ fn check_list(data: &DataConfig, seq_length: usize) -> Result<(), UserError> {
     })
 }
 
-/// The mistake of a setting about lengths, if the data have no different ones.
+/// The mistake of a setting about lengths, for data without different lengths.
 fn without_conversations(data: &DataConfig, key: &str) -> UserError {
     match data.kind().is_judged() {
         true => UserError::new(

@@ -8,7 +8,7 @@ use super::batch::BatchPlan;
 use crate::config::plan::RunPlan;
 use crate::config::{RunConfig, TrainConfig};
 
-/// The configuration with `train.steps` in place of `train.epochs`, if it has epochs.
+/// The configuration with `train.steps` in place of `train.epochs`, if set.
 ///
 /// # Errors
 /// Data without an end, or that are missing.
@@ -26,7 +26,7 @@ pub fn in_steps(config: &RunConfig, batch: &BatchPlan, source: &dyn Source) -> R
     Ok(RunConfig { train, ..config.clone() })
 }
 
-/// The plan with `train.steps` in place of `train.epochs`, if it has epochs.
+/// The plan with `train.steps` in place of `train.epochs`, if set.
 ///
 /// # Errors
 /// As [`in_steps`].
@@ -37,7 +37,7 @@ pub fn plan_in_steps(plan: RunPlan, source: &dyn Source) -> Result<RunPlan, User
     }
 }
 
-/// The passes of a run over its data, as `2.3 epochs of 1234 conversations`. `None` if the data have no end.
+/// The passes of a run over the data, as `2.3 epochs of 1234 conversations`. `None` if the data have no end.
 pub fn described(plan: &RunPlan, source: &dyn Source) -> Option<String> {
     let Epoch { samples, conversations } = source.epoch()?;
     let epochs = plan.batch.samples_of(plan.steps) as f64 / samples.max(1) as f64;

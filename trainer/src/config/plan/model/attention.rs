@@ -156,7 +156,7 @@ pub(super) fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
     })
 }
 
-/// The blocks in which a token does not see all tokens before it; `None` if there are none.
+/// The blocks in which a token does not see all earlier tokens; `None` without such blocks.
 pub(super) fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     let model = &config.model;
     let pattern = &model.window_pattern;

@@ -16,7 +16,7 @@ const MOST_EXPERTS: usize = 512;
 /// CUDA kernels have a thread of a warp for each group of experts.
 const MOST_GROUPS: usize = 32;
 
-/// The experts of the model; `None` if all its layers are dense. `ffn` is the width of dense layers.
+/// The experts of the model; `None` for a model of dense layers alone. `ffn` is the width of dense layers.
 ///
 /// # Errors
 /// The rules that are broken.
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use crate::config::{ConfigSources, Keeps};
 
-    /// The experts of a model of two blocks with these settings, or the error.
+    /// The experts of a model of two blocks with the given settings, or the error.
     fn plan(settings: &str) -> Result<Option<Experts>, String> {
         let model = "model.experts=4 model.activation=swiglu model.bias=false";
         let sources = ConfigSources::of_pairs(&format!("{model} {settings}")).unwrap();

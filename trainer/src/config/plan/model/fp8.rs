@@ -1,4 +1,4 @@
-//! The recipe of 8-bit products, and its demands on a model's sizes.
+//! The recipe of 8-bit products, and what the recipe demands of a model's sizes.
 
 use common::UserError;
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
@@ -9,21 +9,21 @@ use crate::config::checks::{at_least, at_most, require};
 use crate::config::plan::ranks::tokens_here;
 use crate::config::{AmaxAlgo, FeedForward, Fp8Choice, RunConfig};
 
-/// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
+/// The number that sizes of 8-bit products are multiples of: cuBLASLt's rule.
 const MULTIPLE: usize = 16;
 
-/// The attention of a model, as far as it decides sizes of products.
+/// The sizes of attention that decide sizes of products.
 pub(super) struct AttentionSizes {
     /// The kind of attention.
     pub(super) kind: AttentionKind,
     /// Key and value heads.
     pub(super) kv_heads: usize,
-    /// Channels of a head; of latent attention those of a query.
+    /// Channels of a head; of latent attention the channels of a query.
     pub(super) head_dim: usize,
 }
 
 impl AttentionSizes {
-    /// The sizes of its products on one of so many ranks that share `heads`.
+    /// The sizes of the attention's products on one of so many ranks that share `heads`.
     fn on_a_rank(&self, heads: usize, ranks: usize) -> Vec<(&'static str, usize)> {
         let AttentionSizes { kind, kv_heads, head_dim } = *self;
         let share = |size: usize| size / ranks;

@@ -1,4 +1,4 @@
-//! The linear layers that have low-rank adapters, by the names that PEFT has for them.
+//! The linear layers that have low-rank adapters, by PEFT's names.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::families;
 /// The target that means all linear layers of blocks, as in PEFT.
 const ALL: &str = "all-linear";
 
-/// A linear layer of the model's family, as its files have it.
+/// A linear layer of the model's family, as in the family's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedModule {
     /// The layer's name in a block without `.weight`, such as `self_attn.q_proj`. Those of all experts have one, such as
@@ -26,12 +26,12 @@ pub struct AdaptedModule {
 }
 
 impl AdaptedModule {
-    /// The last part of its name, such as `q_proj`. PEFT takes it as a target.
+    /// The last part of the layer's name, such as `q_proj`. PEFT takes it as a target.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
 
-    /// Whether a target of PEFT means it: its name, or the end of its name after a dot.
+    /// Whether a target of PEFT means the layer: its name, or the end of its name after a dot.
     fn is_meant_by(&self, target: &str) -> bool {
         target == ALL
             || self.name == target
@@ -105,7 +105,7 @@ pub fn modules(shape: &GptShape) -> Result<Vec<AdaptedModule>, String> {
     Ok(modules)
 }
 
-/// The adapters of a configuration for a model of that shape; `None` if it has none.
+/// The adapters of a configuration for a model of that shape; `None` without adapters.
 ///
 /// # Errors
 /// The first rule that is broken.

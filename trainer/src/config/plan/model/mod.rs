@@ -49,7 +49,7 @@ impl ModelPlan {
         }
     }
 
-    /// The room for rows of experts that ranks exchange, over that of balanced loads, if it has a budget.
+    /// The room for rows of experts that ranks exchange, over the room for balanced loads, if the model has a budget.
     pub fn row_budget(&self) -> Option<f64> {
         match self {
             ModelPlan::Gpt(shape) => shape.experts.as_ref().and_then(|experts| experts.row_budget),
@@ -65,7 +65,7 @@ impl ModelPlan {
         }
     }
 
-    /// The whole model, before it has memory.
+    /// The whole model, without memory.
     pub fn architecture(&self) -> Architecture {
         match self {
             ModelPlan::Gpt(shape) => gpt(shape.clone()),
@@ -86,7 +86,7 @@ pub fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
     }
 }
 
-/// Fails on sizes so large that they can only be typing mistakes, and on numbers that no device computes with.
+/// Fails on sizes so large that only a typing mistake explains the sizes, and on numbers that no device computes with.
 pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError> {
     let (model, mut mistakes) = (&config.model, Mistakes::default());
     for (key, value, most) in [
@@ -172,7 +172,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     with_own(config, shape)
 }
 
-/// The shape without its windows and adapters. `None` if a rule is broken.
+/// The model's shape without windows and adapters. `None` if a rule is broken.
 fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes) -> Option<GptShape> {
     let model = &config.model;
     let head_dim = head_dim(config);
@@ -243,7 +243,7 @@ fn shape_with_heads(config: &RunConfig, kv_heads: usize, mistakes: &mut Mistakes
     })
 }
 
-/// Checks that each of its tensors can be held.
+/// Checks that each tensor of the model can be held.
 fn check_gpt_sizes(config: &RunConfig, ffn: usize, head_dim: usize) -> Result<(), UserError> {
     let model = &config.model;
     let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
@@ -288,7 +288,7 @@ fn above_zero(key: &str, value: Option<f64>) -> Result<Option<f64>, UserError> {
     Ok(value)
 }
 
-/// The shape with the part and the loss that the program adds, if the run names them.
+/// The shape with the part and the loss that the program adds, where the run names either.
 pub(super) fn with_own(config: &RunConfig, shape: GptShape) -> Result<GptShape, UserError> {
     let added = Extensions::installed();
     let own_part = Own::chosen(added.parts, "part", config)?;

@@ -12,13 +12,13 @@ use crate::config::plan::parameters::NamedGroup;
 use crate::config::{DecayStyle, MomentDtype, OptimizerConfig, RunConfig};
 pub use learning_rate::{Decay, LearningRate};
 
-/// Share of the steps that warm up, if the configuration has no number of them.
+/// Share of the steps that warm up, in a configuration without a number of warm-up steps.
 const WARMUP_PERCENT: usize = 3;
 
-/// The optimizer and its learning rates.
+/// The optimizer and the learning rates.
 #[derive(Clone, Debug)]
 pub struct OptimizerPlan {
-    /// The parameter groups with their update rules.
+    /// The parameter groups, with an update rule for each.
     pub groups: Vec<ParamGroup>,
     /// The groups that the user named, for the plan box.
     pub named: Vec<NamedGroup>,
@@ -72,7 +72,7 @@ impl OptimizerPlan {
         }
     }
 
-    /// The same, with these groups before all others.
+    /// The same plan, with the given groups before all others.
     pub fn with_named(self, named: Vec<NamedGroup>) -> OptimizerPlan {
         OptimizerPlan { groups: NamedGroup::before(&named, self.groups), named, ..self }
     }
@@ -130,7 +130,7 @@ fn floor(optimizer: &OptimizerConfig) -> f64 {
     optimizer.min_lr.unwrap_or_else(|| tenth(optimizer.lr))
 }
 
-/// A tenth of a number, by its decimal digits: that of 3e-3 is 3e-4. Division would give another number beside it.
+/// A tenth of a number, by decimal digits: that of 3e-3 is 3e-4. Division would give another number beside it.
 fn tenth(number: f64) -> f64 {
     let text = format!("{number:e}");
     let shifted = text.split_once('e').and_then(|(digits, exponent)| {

@@ -1,4 +1,4 @@
-//! The parameters that keep their values.
+//! The frozen parameters.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use engine::model::{GptShape, is_adapter};
 use super::name_patterns::matching;
 use crate::config::plan::model::ModelPlan;
 
-/// The names of the parameters that keep their values.
+/// The names of the frozen parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrozenNames {
     names: BTreeSet<String>,
@@ -44,7 +44,7 @@ impl FrozenNames {
         Ok(FrozenNames { names: frozen, all: false })
     }
 
-    /// Whether the parameter of that name keeps its values.
+    /// Whether the parameter of that name is frozen.
     pub fn has(&self, name: &str) -> bool {
         self.all || self.names.contains(name)
     }
@@ -54,7 +54,7 @@ impl FrozenNames {
         FrozenNames { names: BTreeSet::new(), all: true }
     }
 
-    /// Whether these are all, so that the run does not train.
+    /// Whether all parameters are frozen, so that the run does not train.
     pub fn are_all(&self) -> bool {
         self.all
     }

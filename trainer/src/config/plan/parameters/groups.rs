@@ -107,7 +107,7 @@ mod tests {
     use crate::config::plan::model::model_plan;
     use crate::config::plan::optimizer::OptimizerPlan;
 
-    /// The model, and the groups of an optimizer of that kind with these named groups.
+    /// The model, and the groups of an optimizer of that kind with the given named groups.
     fn groups(
         kind: &str,
         items: &[&str],

@@ -1,4 +1,4 @@
-//! Patterns of parameter names, as options have them.
+//! Patterns of parameter names, in options.
 
 use std::collections::BTreeSet;
 

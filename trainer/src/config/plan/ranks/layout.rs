@@ -114,7 +114,7 @@ pub fn mesh(config: &RunConfig, ranks: usize) -> Result<Mesh, UserError> {
 const SHARE_THE_BATCH: &str =
     "the ranks that share the batch divide the experts: their number is a multiple of parallel.expert";
 
-/// Whether experts are whole, and each of several ranks that share a layer brings its part of the tokens to them.
+/// Whether experts are whole, and each of several ranks that share a layer brings a part of the tokens to the experts.
 pub(super) fn brings_own_tokens(config: &RunConfig) -> bool {
     let ParallelConfig { tensor, .. } = config.parallel;
     config.model.experts > 0 && config.parallel.ranks_of_an_expert() != tensor

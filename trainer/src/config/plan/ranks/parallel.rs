@@ -22,11 +22,11 @@ use crate::config::{
 pub struct ParallelPlan {
     /// All ranks, and the groups that share layers, have other stages, or share the batch.
     pub mesh: Mesh,
-    /// Each pipeline stage's part of the model, and the order of its work.
+    /// Each pipeline stage's part of the model, and the order of the stage's work.
     pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
     pub blocks: Vec<usize>,
-    /// How the backward pass recomputes whole blocks; `None` if it does not.
+    /// How the backward pass recomputes whole blocks; `None` without such recomputation.
     pub recompute: Option<Recompute>,
     /// The layers of each chunk whose saved tensors lie on the host until backward.
     pub layers_on_host: usize,
@@ -95,7 +95,7 @@ impl ParallelConfig {
     }
 }
 
-/// What data-parallel ranks divide, if all else goes with it.
+/// What data-parallel ranks divide, if all other settings allow that.
 fn checked_sharding(config: &RunConfig) -> Result<Sharding, UserError> {
     let (parallel, sharding) = (&config.parallel, config.parallel.sharding());
     require(!parallel.distributed_optimizer || sharding > Sharding::Nothing, || {
