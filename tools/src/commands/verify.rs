@@ -14,13 +14,11 @@ use trainer::error::RunError;
 #[derive(Clone, Debug)]
 pub struct VerifyRequest {
     run: TrainRequest,
-    ranks: usize,
-    /// Say what would be compared, and stop.
-    dry_run: bool,
+    flags: Flags,
 }
 
 /// The flags of `trainer verify layout`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(skip)]
 pub(super) struct Flags {
     /// Ranks of the run.
@@ -37,9 +35,8 @@ pub(super) struct Flags {
 impl Flags {
     /// The layout that a command line asks for. Everything that is wrong with the flags is added to `mistakes`.
     pub(super) fn request(self, mistakes: &mut Mistakes) -> Option<VerifyRequest> {
-        let Flags { ranks, dry_run, flags } = self;
-        let run = training_run(flags, mistakes)?;
-        Some(VerifyRequest { run, ranks, dry_run })
+        let run = training_run(self.flags.clone(), mistakes)?;
+        Some(VerifyRequest { run, flags: self })
     }
 }
 
@@ -48,8 +45,8 @@ impl Flags {
 /// # Errors
 /// Flags that break a rule; a layout with other numbers.
 pub(super) fn run(request: &VerifyRequest) -> Result<String, RunError> {
-    let VerifyRequest { run, ranks, dry_run } = request;
-    let trials = trials(&run.config, *ranks)?;
+    let VerifyRequest { run, flags } = request;
+    let trials = trials(&run.config, flags.ranks)?;
     run.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
     let mut replaced: Vec<&String> = trials.iter().flat_map(Trial::replaced).collect();
     replaced.sort();
@@ -58,7 +55,7 @@ pub(super) fn run(request: &VerifyRequest) -> Result<String, RunError> {
     let lines = trials.iter().map(|trial| {
         let ranks = counted(trial.mesh.ranks(), "rank");
         let what = format!("{}, {ranks}, {STEPS} steps of {}", words(trial.mesh), trial.sizes());
-        match dry_run {
+        match flags.dry_run {
             true => Ok(format!("would compare with one rank: {what}")),
             false => match trial.verdict()? {
                 Verdict::Same(lines) => Ok(format!("same numbers as one rank: {what}\n  {}", lines.join("\n  "))),

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use device::ops::{Add, Attention, Epilogue, Gemm, Mask, Scores};
+use device::ops::{Add, Epilogue, Gemm};
 use device::{DType, Op, Result};
 
-use super::rates::{REPEATS, graph_of};
+use super::rates::{REPEATS, attention, graph_of};
 use crate::predict::{AttentionRates, Card, Products};
 use device::trials::Workbench;
 use device::trials::with_one_scale;
@@ -61,7 +61,7 @@ pub(super) fn measure(bench: &mut Workbench, eight_bit: bool) -> Result<CardRate
         }
         false => None,
     };
-    let attention = [attention_tflops(bench, 8, 1024, 12, 64)?, attention_tflops(bench, 8, 2048, 16, 128)?];
+    let attention = [attention_tflops(bench, [8, 1024, 12, 64])?, attention_tflops(bench, [8, 2048, 16, 128])?];
     let wide = [1usize << 28];
     let (a, b, output) =
         (bench.output(wide, DType::Bf16)?, bench.output(wide, DType::Bf16)?, bench.output(wide, DType::Bf16)?);
@@ -69,26 +69,11 @@ pub(super) fn measure(bench: &mut Workbench, eight_bit: bool) -> Result<CardRate
     Ok(CardRates { bf16_tflops, f32_tflops, fp8_tflops, attention, gb_per_s })
 }
 
-/// Forward and backward of causal attention in bf16, TFLOP/s.
-fn attention_tflops(
-    bench: &mut Workbench,
-    batch: usize,
-    seq: usize,
-    heads: usize,
-    head_dim: usize,
-) -> Result<[f64; 2]> {
-    let width = heads * head_dim;
-    let qkv = bench.input([batch, seq, 3 * width], DType::Bf16)?;
-    let output = bench.output([batch, seq, width], DType::Bf16)?;
-    let stats = bench.output([batch, heads, seq], DType::F32)?;
-    let (grad_output, grad_qkv) =
-        (bench.input([batch, seq, width], DType::Bf16)?, bench.output(qkv.shape, DType::Bf16)?);
-    let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
-    let forward =
-        Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
-    let backward: Op = forward.backward(grad_output, grad_qkv).into();
+/// Forward and backward of causal attention, TFLOP/s; see [`attention`].
+fn attention_tflops(bench: &mut Workbench, sizes: [usize; 4]) -> Result<[f64; 2]> {
+    let [forward, backward] = attention(bench, sizes)?;
     let rate = |op: &Op| -> Result<f64> { Ok(op.flops() / settled_seconds(bench, op)? / 1e12) };
-    Ok([rate(&forward.into())?, rate(&backward)?])
+    Ok([rate(&forward)?, rate(&backward)?])
 }
 
 /// Seconds of an operation at the clock that the GPU keeps under this load: it runs for a while before it is timed.

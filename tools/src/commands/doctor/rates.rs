@@ -46,21 +46,12 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     });
 
     let (batch, seq, heads, head_dim) = (8, 2048, 16, 128);
-    let qkv = bench.input([batch, seq, 3 * heads * head_dim], DType::Bf16)?;
-    let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
-    let stats = bench.output([batch, heads, seq], DType::F32)?;
-    let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
-    let forward =
-        Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
-    let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
-    let seconds = self::seconds(bench, &forward.clone().into())?;
-    rates.push(Rate { name: name("forward"), value: flops / seconds / 1e12, unit: Unit::Tflops });
-    let grad_output = bench.input([batch, seq, heads * head_dim], DType::Bf16)?;
-    let grad_qkv = bench.output(qkv.shape, DType::Bf16)?;
-    let backward = forward.backward(grad_output, grad_qkv);
-    let seconds = self::seconds(bench, &backward.into())?;
-    rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: Unit::Tflops });
+    let passes = [("forward", flops), ("backward", 2.5 * flops)];
+    for ((pass, flops), op) in passes.into_iter().zip(attention(bench, [batch, seq, heads, head_dim])?) {
+        let name = format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
+        rates.push(Rate { name, value: flops / self::seconds(bench, &op)? / 1e12, unit: Unit::Tflops });
+    }
 
     let small: Op = Fill { output: bench.output([1], DType::F32)?, value: 1.0 }.into();
     let value = host_us(bench, || bench.stream.submit(small.clone()))?;
@@ -71,6 +62,21 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
         rates.push(Rate { name: format!("host time to launch a graph of {kernels}"), value, unit: Unit::Microseconds });
     }
     Ok(rates)
+}
+
+/// Forward and backward of causal attention in bf16, for `[batch, tokens, heads, channels]`.
+pub(super) fn attention(bench: &mut Workbench, [batch, seq, heads, head_dim]: [usize; 4]) -> Result<[Op; 2]> {
+    let width = heads * head_dim;
+    let qkv = bench.input([batch, seq, 3 * width], DType::Bf16)?;
+    let output = bench.output([batch, seq, width], DType::Bf16)?;
+    let stats = bench.output([batch, heads, seq], DType::F32)?;
+    let grad_output = bench.input([batch, seq, width], DType::Bf16)?;
+    let grad_qkv = bench.output(qkv.shape, DType::Bf16)?;
+    let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
+    let forward =
+        Attention { qkv, keys: None, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
+    let backward = forward.backward(grad_output, grad_qkv).into();
+    Ok([forward.into(), backward])
 }
 
 /// The host's time to submit to an idle GPU, microseconds: the median of 50.

@@ -22,23 +22,12 @@ use trainer::run::source::source_of_model;
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     run: TrainRequest,
-    ranks: usize,
-    /// GPUs of a node.
-    node: usize,
     card: Card,
-    /// Predict the layout of the flags alone.
-    as_given: bool,
-    /// Layouts to print.
-    layouts: usize,
-    json: bool,
-    /// Say the longest samples and the most blocks that fit.
-    limits: bool,
-    /// The file for a drawing of the first layout's step.
-    timeline: Option<PathBuf>,
+    flags: Flags,
 }
 
 /// The flags of `trainer plan`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(skip)]
 pub(super) struct Flags {
     /// GPUs of the run.
@@ -74,9 +63,8 @@ impl Flags {
     /// The prediction that a command line asks for. Everything that is wrong with the flags is added to `mistakes`, and an
     /// unknown GPU too.
     pub(super) fn request(self, mistakes: &mut Mistakes) -> Option<PlanRequest> {
-        let Flags { ranks, gpu, nodes_of, layouts, as_given, limits, json, timeline, flags } = self;
-        let run = training_run(flags, mistakes);
-        let card = mistakes.keep(Card::named(&gpu));
+        let run = training_run(self.flags.clone(), mistakes);
+        let card = mistakes.keep(Card::named(&self.gpu));
         if run.as_ref().is_some_and(|run| run.config.model.kind == ModelKind::Mlp) {
             let rule = "layouts are those of a transformer";
             mistakes.add(UserError::new(
@@ -86,7 +74,7 @@ impl Flags {
             ));
         }
         let (run, card) = run.zip(card)?;
-        Some(PlanRequest { run, ranks, node: nodes_of, card, as_given, layouts, json, limits, timeline })
+        Some(PlanRequest { run, card, flags: self })
     }
 }
 
@@ -107,7 +95,8 @@ pub(super) fn fitting_named_gpu(name: &str, plan: &RunPlan) -> Result<RunPlan, U
 /// # Errors
 /// No layout fits.
 pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
-    let PlanRequest { run, ranks, node, card, as_given, layouts, json, limits: asks_limits, timeline } = request;
+    let PlanRequest { run, card, flags } = request;
+    let (ranks, node) = (flags.ranks, flags.nodes_of);
     let model = model_plan(&run.config)?;
     check_start(&run.config, &model)?;
     suits_gpus(&model)?;
@@ -120,33 +109,33 @@ pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
         Some(source) => in_steps(&run.config, &BatchPlan::new(&train, 1)?, &**source)?,
         None => run.config.clone(),
     };
-    let found = match as_given {
+    let found = match flags.as_given {
         true => {
-            let plan = with_state_as_needed(&RunPlan::new(config, *ranks)?, card, *node)?;
-            let forecast = forecast(&plan, card, *node)?;
+            let plan = with_state_as_needed(&RunPlan::new(config, ranks)?, card, node)?;
+            let forecast = forecast(&plan, card, node)?;
             Found { allowed: 1, recorded: 1, best: vec![(plan, forecast)] }
         }
         false => search(&Search {
             config: &config,
-            ranks: *ranks,
-            node: *node,
+            ranks,
+            node,
             card,
             given: &|key| run.given.contains(key),
-            most: *layouts,
+            most: flags.layouts,
         })?,
     };
-    if let (Some(file), Some((_, forecast))) = (timeline, found.best.first()) {
+    if let (Some(file), Some((_, forecast))) = (&flags.timeline, found.best.first()) {
         std::fs::write(file, timeline_picture(forecast))
             .map_err(file_error(format!("the timeline, {}", file.display())))?;
     }
-    let first = found.best.first().filter(|_| *asks_limits);
-    let limits = first.map(|(plan, _)| limits(plan, card, *node)).transpose()?.unwrap_or_default();
-    match json {
+    let first = found.best.first().filter(|_| flags.limits);
+    let limits = first.map(|(plan, _)| limits(plan, card, node)).transpose()?.unwrap_or_default();
+    match flags.json {
         true => {
             let mut page = page::json(card, &found);
             page["limits"] = limits_page::json(&limits);
             Ok(to_string_pretty(&page).unwrap_or_default())
         }
-        false => Ok(page::text(card, *node, &found, source.as_deref()) + &limits_page::text(card, &limits)),
+        false => Ok(page::text(card, node, &found, source.as_deref()) + &limits_page::text(card, &limits)),
     }
 }

@@ -31,18 +31,9 @@ pub(super) fn json(card: &Card, found: &Found) -> Value {
 fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
     let (mesh, config) = (plan.parallel.mesh, &plan.config);
     let memory = |memory: &Memory| {
-        let Memory { weights, gradients, optimizer, activations, rest, graphs, libraries, on_host } = *memory;
-        json!({
-            "bytes": memory.total(),
-            "weights": weights,
-            "gradients": gradients,
-            "optimizer": optimizer,
-            "activations": activations,
-            "rest": rest,
-            "graphs": graphs,
-            "libraries": libraries,
-            "on_host": on_host,
-        })
+        let mut kinds = json!(memory);
+        kinds["bytes"] = memory.total().into();
+        kinds
     };
     json!({
         "tensor": mesh.size(Axis::Tensor),
