@@ -32,6 +32,19 @@ pub struct Limits {
     pub step: Duration,
     /// During set-up and while files are written: minutes are normal then.
     pub setup: Duration,
+    /// The interval of heartbeats, at which ranks report.
+    pub heartbeat: Duration,
+}
+
+/// How long a message may be on its way.
+const ON_ITS_WAY: Duration = Duration::from_millis(150);
+
+impl Limits {
+    /// The age of the oldest report of a rank with a heart that beats. A report is up to a heartbeat old. A rank with an
+    /// older report than the others may seem to be behind them although it is not.
+    fn report(&self) -> Duration {
+        2 * self.heartbeat + ON_ITS_WAY
+    }
 }
 
 /// Why a run ends.
@@ -64,16 +77,13 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// How long the problem must persist before the run is ended. Ranks report once a heartbeat.
-    pub fn grace(&self, heartbeat: Duration) -> Duration {
-        // The message with the original error may not have arrived yet.
-        let on_its_way = Duration::from_millis(150);
+    /// How long the problem must persist before the run is ended.
+    pub fn grace(&self, limits: Limits) -> Duration {
         match self {
             Problem::Failed(fault) if !fault.follows => Duration::ZERO,
-            // Reports are up to a heartbeat old. A rank with an older report than the others may seem to be behind them
-            // although it is not.
-            Problem::Hangs { .. } => 2 * heartbeat + on_its_way,
-            _ => on_its_way,
+            Problem::Hangs { .. } => limits.report(),
+            // The message with the original error may not have arrived yet.
+            _ => ON_ITS_WAY,
         }
     }
 }
@@ -108,8 +118,12 @@ pub fn decide(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Op
 }
 
 /// A rank that makes no progress and waits for no other rank. A rank that waits for one that may take its time, such as for a
-/// checkpoint, is not at fault, and neither is the other.
+/// checkpoint, is not at fault, and neither is the other. While a rank is not heard of, all others may wait for it: none is at
+/// fault before that rank is heard of again, or silent for too long.
 fn hanging(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
+    if rows.iter().any(|row| !row.left && row.silent > limits.report()) {
+        return None;
+    }
     let quiet = |row: &RankStatus| {
         let beat = row.beat.as_ref().filter(|_| !row.left)?;
         let limit = if beat.doing.is_slow() { limits.setup } else { limits.step };
@@ -249,7 +263,8 @@ mod tests {
     use super::super::message::TransferCount;
     use super::*;
 
-    const LIMITS: Limits = Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600) };
+    const LIMITS: Limits =
+        Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600), heartbeat: Duration::from_secs(1) };
 
     fn begun(communicator: &str, ranks: &[usize], between: Option<(usize, usize)>, count: u64) -> TransferCount {
         TransferCount { communicator: communicator.into(), ranks: ranks.to_vec(), between, count }
@@ -335,7 +350,7 @@ mod tests {
         let waiting = row(100, Doing::WaitsForRanks, vec![begun("world", &[0, 1], None, 5)]);
         let mut rows = vec![row(100, Doing::Writes, vec![begun("world", &[0, 1], None, 4)]), waiting];
         assert_eq!(culprit(&rows), None);
-        rows[0].silent = Duration::from_secs(30); // it counts, but 130 s are fine too
+        rows[0].silent = Duration::from_secs(2); // it counts, but 102 s are fine too
         assert_eq!(culprit(&rows), None);
         rows[0].beat.as_mut().unwrap().quiet_ms = 601_000;
         assert_eq!(culprit(&rows), Some(0));
@@ -428,10 +443,27 @@ mod tests {
         let rows = group(&[(46, 100), (0, 102)]);
         let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!((cause.rank, &cause.problem), (0, &Problem::Hangs { waiting: vec![1], others: vec![] }));
-        let heartbeat = Duration::from_secs(1);
-        assert!(cause.problem.grace(heartbeat) > 2 * heartbeat);
+        let heartbeat = LIMITS.heartbeat;
+        assert!(cause.problem.grace(LIMITS) > 2 * heartbeat);
         assert_eq!(decide(&group(&[(0, 103), (0, 102)]), LIMITS, None), None);
-        assert!(Problem::Died.grace(heartbeat) < heartbeat);
+        assert!(Problem::Died.grace(LIMITS) < heartbeat);
+    }
+
+    /// Rank 1 was stopped in a step that had taken seconds. All wait in the same collective.
+    #[test]
+    fn while_a_rank_is_not_heard_of_none_hangs() {
+        let mut rows = group(&[(47, 8), (4, 8), (47, 7)]);
+        for (silent, cause) in [
+            (0, Some(Problem::Hangs { waiting: vec![0, 1], others: vec![] })),
+            (3, None),
+            (44, None),
+            (46, Some(Problem::Silent)),
+        ] {
+            rows[1].silent = Duration::from_secs(silent);
+            assert_eq!(decide(&rows, LIMITS, None).map(|cause| cause.problem), cause, "{silent}");
+        }
+        (rows[1].left, rows[1].closed) = (true, true);
+        assert_eq!(culprit(&rows), Some(2), "a rank that is done is not waited for");
     }
 
     #[test]

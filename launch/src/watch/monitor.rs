@@ -24,7 +24,6 @@ struct Monitor {
     /// Empty once all ranks have connected: nobody else has a reason to.
     listeners: Vec<TcpListener>,
     token: Token,
-    heartbeat: Duration,
     limits: Limits,
     /// Connections without a hello so far, oldest first. At most [`STRANGERS`].
     strangers: Vec<Stranger>,
@@ -79,8 +78,7 @@ pub(super) fn start(
     let monitor = Monitor {
         listeners,
         token,
-        heartbeat: settings.heartbeat,
-        limits: Limits { step: settings.timeout, setup: settings.setup_timeout },
+        limits: Limits { step: settings.timeout, setup: settings.setup_timeout, heartbeat: settings.heartbeat },
         strangers: Vec::new(),
         connections: (0..ranks).map(|_| None).collect(),
         statuses: vec![RankStatus::default(); ranks],
@@ -105,14 +103,14 @@ impl Monitor {
             self.accept(passed);
             self.receive(passed);
             silent += passed;
-            if silent >= self.heartbeat {
+            if silent >= self.limits.heartbeat {
                 silent = Duration::ZERO;
                 self.send_all(&Reply::Beat);
                 self.file.iter().for_each(|file| file.tell(&self.statuses));
             }
             let cause = decide(&self.statuses, self.limits, suspicion.rank());
             let held = suspicion.held(cause.as_ref(), passed);
-            if let Some(cause) = cause.filter(|cause| held >= cause.problem.grace(self.heartbeat)) {
+            if let Some(cause) = cause.filter(|cause| held >= cause.problem.grace(self.limits)) {
                 self.end(&cause);
             }
         }
@@ -260,8 +258,11 @@ mod tests {
         let monitor = Monitor {
             listeners: vec![listener],
             token,
-            heartbeat: Duration::from_secs(1),
-            limits: Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600) },
+            limits: Limits {
+                step: Duration::from_secs(45),
+                setup: Duration::from_secs(600),
+                heartbeat: Duration::from_secs(1),
+            },
             strangers: Vec::new(),
             connections: (0..ranks).map(|_| None).collect(),
             statuses: vec![RankStatus::default(); ranks],
