@@ -1,8 +1,11 @@
 //! A bench for single operations: tensors from f64 values, one submission, f64 values back.
 
 use device::cuda::CudaOptions;
-use device::ops::PartialColumns;
-use device::{Area, DType, Device, F8E4M3, F8E5M2, Float, HostOptions, Op, Stream, Tensor, bf16};
+use device::ops::{Accesses, CollectiveKind, CustomOp, PartialColumns};
+use device::{
+    Area, Communicator, DType, Device, F8E4M3, F8E5M2, Float, HostOptions, HostTensors, Op, Request, Result, Stream,
+    Tensor, bf16,
+};
 use std::cell::RefCell;
 
 pub struct Bench {
@@ -101,6 +104,58 @@ impl SideBench {
         let event = self.device.event();
         before.record(&event).unwrap();
         after.wait(&event).unwrap();
+    }
+}
+
+/// The side of an operation for the host.
+pub type Body = Box<dyn Fn(&mut HostTensors<'_>) -> Result<()>>;
+
+/// An operation that declares `reads` and `writes` and runs `body`.
+pub struct Probe {
+    pub reads: Vec<Tensor>,
+    pub writes: Vec<Tensor>,
+    pub body: Body,
+}
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Probe")
+    }
+}
+
+impl CustomOp for Probe {
+    fn name(&self) -> &'static str {
+        "probe"
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new(self.reads.clone(), self.writes.clone())
+    }
+
+    fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
+        (self.body)(tensors)
+    }
+}
+
+/// A communicator that must not be used.
+#[derive(Debug)]
+pub struct Never;
+
+impl Communicator for Never {
+    fn name(&self) -> &str {
+        "never"
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn start(&self, _: CollectiveKind, _: &Tensor, _: &Tensor) -> Result<Box<dyn Request>> {
+        panic!("a refused transfer was started")
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use crate::common::{Bench, checked_bench};
+use crate::common::{Bench, Never, checked_bench};
 use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaWork, GpuProperties, KernelArgument};
 use device::ops::{
     Add, Attention, Collective, CollectiveKind, Condition, Copy, CustomOp, Epilogue, Fill, Gemm, Mask, Poison, Scores,
     Select, When,
 };
-use device::{Accesses, CheckError, Communicator, DType, Error, HostTensors, Op, Request, Result, Tensor};
+use device::{Accesses, CheckError, DType, Error, HostTensors, Op, Result, Tensor};
 
 const N: usize = 64;
 
@@ -200,28 +200,6 @@ impl CustomOp for Bump {
         let kernel = CudaKernel { file: "bump.cu", code, function: "bump" };
         let arguments = vec![KernelArgument::Tensor(self.x)];
         Some(CudaLaunch { kernel, blocks: (1, 1, 1), threads: (N as u32, 1, 1), shared_bytes: 0, arguments }.into())
-    }
-}
-
-/// A communicator that must not be used.
-#[derive(Debug)]
-struct Never;
-
-impl Communicator for Never {
-    fn name(&self) -> &str {
-        "never"
-    }
-
-    fn rank(&self) -> usize {
-        0
-    }
-
-    fn size(&self) -> usize {
-        1
-    }
-
-    fn start(&self, _: CollectiveKind, _: &Tensor, _: &Tensor) -> Result<Box<dyn Request>> {
-        panic!("a refused transfer was started")
     }
 }
 

@@ -10,7 +10,7 @@ use device::cuda::{CudaCode, CudaKernel, CudaLaunch, CudaOptions, CudaWork, GpuP
 use device::ops::{Accesses, Copy, Custom, CustomOp, Fill, Launcher};
 use device::{CheckError, DType, Device, Error, HostOptions, HostTensors, Result, Stream, Tensor, TraceEvent};
 
-use crate::common::{Bench, bench, numbers};
+use crate::common::{Bench, Body, Probe, bench, numbers};
 
 /// `y = a * x + y`.
 #[derive(Debug)]
@@ -42,35 +42,6 @@ impl CustomOp for Axpy {
             y.iter_mut().zip(&x[chunk * CHUNK..]).for_each(|(y, x)| *y += self.a * x);
         });
         Ok(())
-    }
-}
-
-type Body = Box<dyn Fn(&mut HostTensors<'_>) -> Result<()>>;
-
-/// An operation that declares `reads` and `writes` and runs `body`.
-struct Probe {
-    reads: Vec<Tensor>,
-    writes: Vec<Tensor>,
-    body: Body,
-}
-
-impl std::fmt::Debug for Probe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Probe")
-    }
-}
-
-impl CustomOp for Probe {
-    fn name(&self) -> &'static str {
-        "probe"
-    }
-
-    fn accesses(&self) -> Accesses {
-        Accesses::new(self.reads.clone(), self.writes.clone())
-    }
-
-    fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
-        (self.body)(tensors)
     }
 }
 

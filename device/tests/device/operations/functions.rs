@@ -1,4 +1,17 @@
-//! Functions of layers in f64.
+//! Functions of layers in f64, and odd sizes.
+
+use proptest::prelude::*;
+
+/// One dimension: 1, primes, a tile border and beyond.
+pub fn dimension() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(1), Just(2), Just(7), Just(13), Just(31), Just(64), Just(129), Just(131)]
+}
+
+/// Logits as the loss sees them.
+pub fn capped(logits: &[f64], cap: Option<f32>) -> Vec<f64> {
+    let Some(cap) = cap.map(f64::from) else { return logits.to_vec() };
+    logits.iter().map(|x| cap * (x / cap).tanh()).collect()
+}
 
 pub fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())

@@ -1,7 +1,7 @@
 //! Attention against a naive f64 reference and finite differences.
 
-use super::dropout::{PLACE, Place};
 use crate::common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers};
+use crate::operations::products::dropout::{PLACE, Place};
 use device::DType::{Bf16, F32};
 use device::ops::*;
 use device::{DType, Tensor};

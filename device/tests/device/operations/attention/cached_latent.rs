@@ -1,7 +1,7 @@
 //! Attention over a cache of latents against keys and values of heads, made in f64.
 
-use super::functions::{dot, turned};
 use crate::common::{assert_close, bench, numbers};
+use crate::operations::functions::{dot, turned};
 use device::DType::{Bf16, F32};
 use device::ops::*;
 use proptest::prelude::*;

@@ -1,8 +1,8 @@
 //! Weighted gated linear units against an f64 reference and finite differences, on the host or with `TEST_DEVICE=cuda` on a
 //! GPU.
 
-use super::functions::{gelu, silu};
 use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, checked_bench, finite_differences, numbers};
+use crate::operations::functions::{gelu, silu};
 use device::DType::{self, Bf16, F32};
 use device::ops::*;
 

@@ -3,8 +3,8 @@
 
 use crate::common::{Bench, assert_close, checked_bench, finite_differences, numbers};
 use device::DType::{Bf16, F32};
-use device::Tensor;
 use device::ops::*;
+use device::{DType, Tensor};
 
 const SIGMOID: Router =
     Router { score: Score::Sigmoid, groups: None, normalise: false, scale: 1.0, forces_balance: false };
@@ -440,10 +440,10 @@ fn tokens_of_a_share_are_those_of_whole_samples() {
 #[test]
 fn shapes_and_types_that_do_not_fit_are_refused() {
     let t = checked_bench();
-    let forward = |logits: [usize; 2], bias: usize, chosen: [usize; 2], weights: [usize; 2]| {
+    let forward = |dtype: DType, bias: usize, chosen: [usize; 2], weights: [usize; 2]| {
         t.refusal(Route {
             router: SOFTMAX,
-            logits: t.empty(&logits, F32),
+            logits: t.empty(&[6, 8], dtype),
             bias: Some(t.empty(&[bias], F32)),
             tokens: SampleTokens::whole(1),
             chosen: t.empty_ints(&chosen),
@@ -471,20 +471,12 @@ fn shapes_and_types_that_do_not_fit_are_refused() {
             grad_logits: t.empty(&[grad, 8], F32),
         })
     };
-    let of_type = t.refusal(Route {
-        router: SOFTMAX,
-        logits: t.empty(&[6, 8], Bf16),
-        bias: None,
-        tokens: SampleTokens::whole(1),
-        chosen: t.empty_ints(&[6, 2]),
-        weights: t.empty(&[6, 2], F32),
-    });
     for (error, words) in [
-        (forward([6, 8], 8, [5, 2], [6, 2]), "route: `chosen` has shape (5, 2), needs (6, 2)"),
-        (forward([6, 8], 8, [6, 2], [6, 3]), "route: `weights` has shape (6, 3), needs (6, 2)"),
-        (forward([6, 8], 8, [6, 9], [6, 9]), "route: 9 of 8 experts cannot be chosen"),
-        (forward([6, 8], 7, [6, 2], [6, 2]), "route: `bias` of shape (7) has 7 elements, needs 8"),
-        (of_type, "route: `logits` is bf16, needs f32"),
+        (forward(F32, 8, [5, 2], [6, 2]), "route: `chosen` has shape (5, 2), needs (6, 2)"),
+        (forward(F32, 8, [6, 2], [6, 3]), "route: `weights` has shape (6, 3), needs (6, 2)"),
+        (forward(F32, 8, [6, 9], [6, 9]), "route: 9 of 8 experts cannot be chosen"),
+        (forward(F32, 7, [6, 2], [6, 2]), "route: `bias` of shape (7) has 7 elements, needs 8"),
+        (forward(Bf16, 8, [6, 2], [6, 2]), "route: `logits` is bf16, needs f32"),
         (backward(5, [1, 8], 6, 6), "route_backward: `grad_logits` of shape (5, 8)"),
         (backward(6, [1, 7], 6, 6), "route_backward: `load` has shape (1, 7), needs (1, 8)"),
         (backward(6, [4, 8], 6, 6), "route_backward: 4 groups of 2 samples, needs 1, or 2"),

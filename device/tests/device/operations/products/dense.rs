@@ -1,7 +1,7 @@
-//! Products, activations and losses against naive f64 references and finite differences, over odd shapes.
+//! Products and activations against naive f64 references and finite differences, over odd shapes.
 
-use super::functions::{gelu, silu, slope};
 use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers, rounded};
+use crate::operations::functions::{capped, dimension, gelu, silu, slope};
 use device::DType::{Bf16, F32};
 use device::ops::*;
 use device::{DType, Tensor, bf16};
@@ -11,11 +11,6 @@ fn matmul(a: &[f64], b: &[f64], (m, n, k): (usize, usize, usize), ta: bool, tb: 
     let at = |i: usize, p: usize| if ta { a[p * m + i] } else { a[i * k + p] };
     let bt = |p: usize, j: usize| if tb { b[j * k + p] } else { b[p * n + j] };
     (0..m * n).map(|ij| (0..k).map(|p| at(ij / n, p) * bt(p, ij % n)).sum()).collect()
-}
-
-/// One dimension: 1, primes, a tile border and beyond.
-fn dimension() -> impl Strategy<Value = usize> {
-    prop_oneof![Just(1), Just(2), Just(7), Just(13), Just(31), Just(64), Just(129), Just(131)]
 }
 
 fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factors: DType, out: DType) {
@@ -129,15 +124,6 @@ proptest! {
     }
 
     #[test]
-    fn cross_entropy_agrees_with_f64_and_ignores_padding_and_negative_targets(
-        rows in dimension(), vocab in dimension(), padding in 0..5usize,
-        soft_cap in prop::option::of(prop_oneof![Just(1.5f32), Just(30.0)]), pick in 0..2usize,
-    ) {
-        check_cross_entropy(&bench(1), rows, vocab, padding, soft_cap, FLOATS[pick]);
-        check_z_loss(&bench(1), rows, vocab, padding, soft_cap, FLOATS[pick]);
-    }
-
-    #[test]
     fn elementwise_operations_agree_with_f64(n in dimension(), width in dimension(), pick in 0..2usize) {
         check_elementwise(&bench(1), n, width, FLOATS[pick]);
     }
@@ -146,88 +132,6 @@ proptest! {
 #[test]
 fn gemm_accepts_bf16_factors_with_an_f32_result_beyond_one_tile() {
     check_gemm(&bench(2), (300, 65, 40), true, false, Bf16, F32);
-}
-
-/// Logits as the loss sees them.
-fn capped(logits: &[f64], cap: Option<f32>) -> Vec<f64> {
-    let Some(cap) = cap.map(f64::from) else { return logits.to_vec() };
-    logits.iter().map(|x| cap * (x / cap).tanh()).collect()
-}
-
-fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, soft_cap: Option<f32>, dtype: DType) {
-    let columns = vocab + padding;
-    let logits: Vec<f64> = numbers(1, rows * columns, dtype).into_iter().map(|x| x * 4.0).collect();
-    let targets: Vec<i32> = (0..rows).map(|r| if r % 5 == 4 { -1 } else { (r * 7 % vocab) as i32 }).collect();
-    let (targets_t, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
-    let loss = |row: usize, logits: &[f64]| match usize::try_from(targets[row]) {
-        Ok(target) => {
-            let logits = capped(logits, soft_cap);
-            logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln() - logits[target]
-        }
-        Err(_) => 0.0,
-    };
-    let truth: Vec<f64> = logits.chunks(columns).enumerate().map(|(row, logits)| loss(row, logits)).collect();
-    let evaluated = t.put(&[rows, columns], dtype, &logits);
-    let (targets, z_loss) = (targets_t, None);
-    t.run(CrossEntropy { logits: evaluated, targets, losses, vocab, soft_cap, z_loss, weights: None, control: None });
-    assert_close("losses", F32, &t.get(&losses), &truth);
-    assert_close("logits, left alone", dtype, &t.get(&evaluated), &logits);
-
-    let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
-    let (trained, losses) = (t.put(&[rows, columns], dtype, &logits), t.empty(&[rows], F32));
-    let control = Some(control);
-    t.run(CrossEntropy { logits: trained, targets, losses, vocab, soft_cap, z_loss, weights: None, control });
-    assert_close("losses in training", F32, &t.get(&losses), &truth);
-    let gradient: Vec<f64> = logits
-        .chunks(columns)
-        .enumerate()
-        .flat_map(|(row, logits)| finite_differences(logits, &[0.25], |logits| vec![loss(row, logits)]))
-        .collect();
-    assert_close("gradient of the logits", dtype, &t.get(&trained), &gradient);
-}
-
-fn check_z_loss(t: &Bench, rows: usize, vocab: usize, padding: usize, soft_cap: Option<f32>, dtype: DType) {
-    let (columns, multiplier) = (vocab + padding, 0.125);
-    let logits: Vec<f64> = numbers(1, rows * columns, dtype).into_iter().map(|x| x * 4.0).collect();
-    let targets: Vec<i32> = (0..rows).map(|r| if r % 5 == 4 { -1 } else { (r * 7 % vocab) as i32 }).collect();
-    // Cross-entropy and z-loss of a row.
-    let of_row = |row: usize, logits: &[f64]| match usize::try_from(targets[row]) {
-        Ok(target) => {
-            let logits = capped(logits, soft_cap);
-            let log_sum = logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln();
-            [log_sum - logits[target], f64::from(multiplier) * log_sum * log_sum]
-        }
-        Err(_) => [0.0; 2],
-    };
-    let run = |control, z_loss| {
-        let (targets, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
-        let (logits, z_losses) = (t.put(&[rows, columns], dtype, &logits), t.put(&[rows], F32, &vec![7.0; rows]));
-        let z_loss = Some(ZLoss { multiplier, losses: z_losses }).filter(|_| z_loss);
-        t.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, weights: None, control });
-        [t.get(&losses), t.get(&z_losses), t.get(&logits)]
-    };
-    let rows_of = |which: usize| -> Vec<f64> {
-        logits.chunks(columns).enumerate().map(|(row, logits)| of_row(row, logits)[which]).collect()
-    };
-    let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
-    for control in [None, Some(control)] {
-        let ([with, z_losses, left], [without, untouched, left_without]) = (run(control, true), run(control, false));
-        assert_eq!(with, without, "a z-loss is no part of the losses");
-        assert_eq!(untouched, vec![7.0; rows]);
-        assert_close("z-losses", F32, &z_losses, &rows_of(1));
-        if control.is_none() {
-            assert_eq!(left, left_without, "logits, left alone");
-            continue;
-        }
-        let gradient: Vec<f64> = logits
-            .chunks(columns)
-            .enumerate()
-            .flat_map(|(row, logits)| {
-                finite_differences(logits, &[0.25], |logits| vec![of_row(row, logits).iter().sum()])
-            })
-            .collect();
-        assert_close("gradient of the logits with a z-loss", dtype, &left, &gradient);
-    }
 }
 
 fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {

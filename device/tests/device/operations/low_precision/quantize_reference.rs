@@ -4,8 +4,8 @@ use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 
-use super::functions::{gelu, silu, slope};
 use crate::common::{Bench, numbers, rounded};
+use crate::operations::functions::{gelu, silu, slope};
 
 /// An 8-bit floating type by its definition: its numbers that are not negative, in the order of their bytes.
 pub struct Format {

@@ -1,7 +1,7 @@
 //! Heads of latent attention, packed and taken apart, against plain references.
 
-use super::functions::{dot, turned};
 use crate::common::{FLOATS, assert_close, bench, numbers, rounded};
+use crate::operations::functions::{dot, turned};
 use device::DType::F32;
 use device::Tensor;
 use device::ops::*;

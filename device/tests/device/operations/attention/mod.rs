@@ -1,0 +1,4 @@
+mod cache;
+mod cached_latent;
+mod latent;
+mod scores;

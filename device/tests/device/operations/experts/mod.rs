@@ -1,0 +1,6 @@
+mod gemm;
+mod glu;
+mod limit;
+mod load;
+mod route;
+mod rows;

@@ -1,0 +1,3 @@
+mod embedding;
+mod loss;
+mod pair_loss;

@@ -1,0 +1,3 @@
+mod head_norm;
+mod joint_norm;
+mod norm;

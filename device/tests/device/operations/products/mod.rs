@@ -1,0 +1,3 @@
+mod dense;
+pub mod dropout;
+mod gemm_tf32;

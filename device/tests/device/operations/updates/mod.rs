@@ -1,0 +1,5 @@
+mod first_values;
+mod frozen;
+mod muon;
+mod optimizer;
+mod skip_step;
