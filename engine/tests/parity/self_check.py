@@ -14,7 +14,8 @@ import json
 
 import torch
 
-from reference import train, weight_shapes
+from case import weight_shapes
+from reference import train
 
 STEPS, MICROBATCHES = 20, 3
 LR = [3e-3 * min(1, (step + 1) / 5) for step in range(STEPS)]  # a warm-up, so that a step's rate matters

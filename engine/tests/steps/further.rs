@@ -1,5 +1,5 @@
 //! Layers that predict tokens beyond the next one: the same in graphs and on ranks, and left out where nothing is trained.
-//! `parity.rs` compares them with PyTorch.
+//! `parity` compares them with PyTorch.
 
 use std::collections::HashMap;
 

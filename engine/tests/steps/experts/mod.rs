@@ -1,4 +1,4 @@
-//! Layers of experts: as PyTorch and `transformers` have them, and the same bits in every setting and under every load.
+//! Layers of experts: the same bits in every setting and under every load. `parity` compares them with references.
 
 pub mod balance;
 pub mod capacity;
@@ -7,7 +7,7 @@ mod modules;
 mod ranks;
 
 use device::HostValues;
-use device::ops::{ExpertGroups, GroupScore, LatentHead, Router, Score};
+use device::ops::{ExpertGroups, LatentHead, Router, Score};
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{
     AttentionKind, BalanceGroup, BalanceLoss, Experts, FeedForward, GptShape, Keeps, Latent, NormPlacement, Position,
@@ -23,7 +23,6 @@ use crate::models::{
     Kind, Layout, MICRO_BATCH, Run, SEQ, VOCAB, all_settings, assert_graphs_change_no_bit, documents, off, packed,
     tiny_llama, tiny_olmo2, tiny_qwen3,
 };
-use crate::parity::{BF16, F32, in_small_steps, transformer};
 
 /// Four experts, of which a token passes two; the weights of these add up to 1.
 pub const FOUR: Experts = Experts {
@@ -78,7 +77,7 @@ pub fn tiny_qwen3_moe(dropout: f32, precision: Precision) -> GptShape {
 }
 
 /// OLMoE: weights of experts do not add up to 1, and norms come before parts.
-fn tiny_olmoe(dropout: f32, precision: Precision) -> GptShape {
+pub fn tiny_olmoe(dropout: f32, precision: Precision) -> GptShape {
     let router = Router { normalise: false, ..FOUR.router };
     GptShape {
         experts: Some(Experts { count: 8, per_token: 2, ffn: 16, router, ..FOUR }),
@@ -90,7 +89,7 @@ fn tiny_olmoe(dropout: f32, precision: Precision) -> GptShape {
 }
 
 /// gpt-oss: sinks, biases everywhere, a window in every other block, YaRN that rounds nothing, and clamped SwiGLU.
-fn tiny_gpt_oss(precision: Precision) -> GptShape {
+pub fn tiny_gpt_oss(precision: Precision) -> GptShape {
     let (factor, original_context, beta_fast, beta_slow, attention_factor) = (4.0, 16.0, 2.0, 0.5, 1.2);
     let scaling =
         Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, rounds: false });
@@ -144,56 +143,6 @@ pub fn tiny_shared(dropout: f32, over: BalanceGroup) -> GptShape {
 /// Four blocks of which every other has experts.
 pub fn tiny_experts(precision: Precision) -> GptShape {
     GptShape { layers: 4, precision, ..tiny_shared(0.1, BalanceGroup::Sequence) }
-}
-
-#[test]
-fn a_mixtral_agrees_with_transformers() {
-    transformer("mixtral", "mixtral", &F32, tiny_mixtral(0.0, Precision::F32));
-}
-
-#[test]
-fn a_mixtral_in_bf16_stays_beside_transformers_in_f32() {
-    in_small_steps("mixtral-bf16", "mixtral", &BF16, tiny_mixtral(0.0, Precision::Bf16));
-}
-
-#[test]
-fn a_mixtral_with_a_balance_loss_agrees_with_transformers() {
-    let balance = Some(BalanceLoss { multiplier: 0.3, over: BalanceGroup::Microbatch });
-    let shape = GptShape { experts: Some(Experts { balance, ..FOUR }), ..tiny_llama(0.0, Precision::F32) };
-    transformer("mixtral-balance", "mixtral", &F32, shape);
-}
-
-#[test]
-fn a_qwen3_moe_with_a_dense_block_agrees_with_transformers() {
-    transformer("qwen3moe", "qwen3moe", &F32, tiny_qwen3_moe(0.0, Precision::F32));
-}
-
-#[test]
-fn an_olmoe_agrees_with_transformers() {
-    in_small_steps("olmoe", "olmoe", &F32, tiny_olmoe(0.0, Precision::F32));
-}
-
-#[test]
-fn a_gpt_oss_agrees_with_transformers() {
-    in_small_steps("gptoss", "gptoss", &F32, tiny_gpt_oss(Precision::F32));
-}
-
-#[test]
-fn a_deepseek_v3_agrees_with_transformers() {
-    in_small_steps("deepseekv3", "deepseekv3", &F32, tiny_deepseek(Some(14), None));
-    let groups = Some(ExpertGroups { count: 3, per_token: 1, score: GroupScore::TwoHighest });
-    in_small_steps("deepseekv3-groups", "deepseekv3", &F32, tiny_deepseek(None, groups));
-}
-
-#[test]
-fn sigmoids_shared_experts_and_losses_of_routers_agree_with_pytorch() {
-    for (name, over) in [
-        ("microbatch", BalanceGroup::Microbatch),
-        ("sequence", BalanceGroup::Sequence),
-        ("global", BalanceGroup::GlobalBatch),
-    ] {
-        transformer(&format!("gpt-experts-{name}"), "gpt", &F32, tiny_shared(0.0, over));
-    }
 }
 
 const STEPS: usize = 4;
