@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use device::ops::{Accesses, Add, CustomOp, Fill};
+use device::ops::{Accesses, Add, Custom, CustomOp, Fill};
 use device::{DType, Device, HostOptions, HostTensors, Tensor};
 use graph_manager::{
     CallOrder, Capture, CaptureAll, CudaGraphManager, Difference, EagerMemory, Error, Layer, ManagerOptions, Mempool,
@@ -145,18 +145,17 @@ fn a_host_value_that_froze_is_named_with_region_and_values() {
     assert_eq!(small.device.download::<f32>(&total).unwrap(), before);
 }
 
-/// Alternates between values: a step with graphs and the same one without never see the same.
-#[derive(Debug)]
-struct Alternates {
+/// Writes another value in each run: that of the number of runs before it.
+#[derive(Clone, Debug)]
+struct Changes {
     runs: Rc<Cell<usize>>,
-    /// The number of values.
-    of: usize,
+    value: fn(usize) -> usize,
     output: Tensor,
 }
 
-impl CustomOp for Alternates {
+impl CustomOp for Changes {
     fn name(&self) -> &'static str {
-        "alternates"
+        "changes"
     }
 
     fn accesses(&self) -> Accesses {
@@ -165,9 +164,14 @@ impl CustomOp for Alternates {
 
     fn run_host(&self, tensors: &mut HostTensors<'_>) -> device::Result<()> {
         let runs = self.runs.replace(self.runs.get() + 1);
-        tensors.write::<f32>(&self.output)?.fill((runs % self.of) as f32);
+        tensors.write::<f32>(&self.output)?.fill((self.value)(runs) as f32);
         Ok(())
     }
+}
+
+/// The operation. If values alternate, a step with graphs and the same one without never see the same.
+fn changes(runs: &Rc<Cell<usize>>, value: fn(usize) -> usize, output: Tensor) -> Custom {
+    Custom::new(Rc::new(Changes { runs: runs.clone(), value, output }))
 }
 
 #[test]
@@ -184,8 +188,7 @@ fn a_difference_is_named_with_region_tensor_and_values() {
             let y = cx.region("second", x, |cx, x| {
                 let (y, rates) = (cx.tensor("y", [64], DType::F32)?, cx.tensor("rates", [64], DType::F32)?);
                 cx.run(Fill { output: rates.narrow(40, 24), value: 0.0 })?;
-                let (runs, output) = (runs.clone(), rates.narrow(0, 40));
-                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs, of: 2, output })))?;
+                cx.run(changes(&runs, |runs| runs % 2, rates.narrow(0, 40)))?;
                 cx.run(Add { a: x, b: rates, output: y })?;
                 Ok(y)
             })?;
@@ -193,7 +196,7 @@ fn a_difference_is_named_with_region_tensor_and_values() {
         };
         let found = difference(small.verified_after(3, &how, body));
         // The scratch `rates` is still there at the region's end.
-        let words = "second: `second/rates` (40 x f32, written by `alternates`) has other bits with graphs: 40 elements differ, \
+        let words = "second: `second/rates` (40 x f32, written by `changes`) has other bits with graphs: 40 elements differ, \
                      the first at index 0: 1.0 with graphs, 0.0 without";
         assert_eq!(found.to_string(), words);
     }
@@ -219,7 +222,7 @@ fn a_buffer_of_a_body_that_does_not_run_is_not_blamed_for_a_difference_after_it(
             })?;
             cx.region("differs", (), |cx, ()| {
                 let other = cx.tensor("other", [64], DType::F32)?;
-                cx.run(device::ops::Custom::new(Rc::new(Alternates { runs: runs.clone(), of: 2, output: other })))?;
+                cx.run(changes(&runs, |runs| runs % 2, other))?;
                 cx.run(Add { a: total, b: other, output: total })
             })
         };
@@ -227,31 +230,13 @@ fn a_buffer_of_a_body_that_does_not_run_is_not_blamed_for_a_difference_after_it(
         (0..3).for_each(|_| small.manager.step("step", 1, &mut |cx| body(cx, small.total)).unwrap());
         small.device.upload(&flag, &[flag_of_verified]).unwrap();
         let found = difference(small.verified_after(0, &how, body)).to_string();
-        assert!(found.starts_with("differs: `differs/other` (64 x f32, written by `alternates`)"), "{found}");
+        assert!(found.starts_with("differs: `differs/other` (64 x f32, written by `changes`)"), "{found}");
     }
 }
 
-/// Writes 1 in its first run after `runs` was set to 0, then 2.
-#[derive(Debug)]
-struct Changes {
-    runs: Rc<Cell<usize>>,
-    output: Tensor,
-}
-
-impl CustomOp for Changes {
-    fn name(&self) -> &'static str {
-        "changes"
-    }
-
-    fn accesses(&self) -> Accesses {
-        Accesses::new([], [self.output])
-    }
-
-    fn run_host(&self, tensors: &mut HostTensors<'_>) -> device::Result<()> {
-        let runs = self.runs.replace(self.runs.get() + 1);
-        tensors.write::<f32>(&self.output)?.fill(if runs == 0 { 1.0 } else { 2.0 });
-        Ok(())
-    }
+/// 1 in the first run, then 2.
+fn at_first(runs: usize) -> usize {
+    if runs == 0 { 1 } else { 2 }
 }
 
 #[test]
@@ -259,8 +244,7 @@ fn a_difference_that_does_not_come_back_is_said_to_be_hidden_by_waits() {
     let runs = Rc::new(Cell::new(0));
     let mut small = small();
     let body = |cx: &mut Context<'_>, output: Tensor| {
-        let runs = runs.clone();
-        cx.region("changes", (), |cx, ()| cx.run(device::ops::Custom::new(Rc::new(Changes { runs, output }))))
+        cx.region("changes", (), |cx, ()| cx.run(changes(&runs, at_first, output)))
     };
     let how = Verification::default();
     assert!(matches!(small.verified_after(3, &how, body), Verified::Same { .. }));
@@ -278,8 +262,7 @@ fn a_rank_without_a_difference_runs_as_often_as_one_with() {
     let runs = Rc::new(Cell::new(0));
     let mut small = small();
     let body = |cx: &mut Context<'_>, output: Tensor| {
-        let runs = runs.clone();
-        cx.region("changes", (), |cx, ()| cx.run(device::ops::Custom::new(Rc::new(Changes { runs, output }))))
+        cx.region("changes", (), |cx, ()| cx.run(changes(&runs, at_first, output)))
     };
     for (another, expected) in [(false, 2), (true, 6)] {
         small.verified_after(3, &Verification::default(), body);
@@ -304,7 +287,7 @@ impl<P: Policy> Layer<P> for InTurn {
 
     fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<(Tensor, ())> {
         let output = cx.tensor("y", x.shape, DType::F32)?;
-        cx.run(device::ops::Custom::new(Rc::new(Alternates { runs: self.0.clone(), of: 3, output })))?;
+        cx.run(changes(&self.0, |runs| runs % 3, output))?;
         Ok((output, ()))
     }
 
@@ -340,7 +323,7 @@ fn what_a_capture_returns_is_verified_by_bits_or_within_a_tolerance() {
     for how in both() {
         let found = difference(in_turn.verify(total, &how).unwrap()).to_string();
         let words =
-            "in turn: `in turn/y` (64 x f32, written by `alternates`) has other bits with graphs: 64 elements differ";
+            "in turn: `in turn/y` (64 x f32, written by `changes`) has other bits with graphs: 64 elements differ";
         assert!(found.starts_with(words), "{found}");
     }
     let [apart, close] = tolerances();
@@ -370,7 +353,7 @@ fn graphed_layers_are_verified_with_an_order_and_without() {
         let layers = vec![InTurn(Rc::default())];
         let mut in_turn = graph_callables(&pool, layers, &[total], 1, order(&[1.0, -1.0], 1)).unwrap();
         let found = difference(in_turn.verify(&[total], &[total], &Verification::default()).unwrap()).to_string();
-        assert!(found.contains("written by `alternates`) has other bits with graphs"), "{found}");
+        assert!(found.contains("written by `changes`) has other bits with graphs"), "{found}");
         let [_, close] = tolerances();
         let found = in_turn.verify(&[total], &[total], &close).unwrap();
         assert!(matches!(found, Verified::Same { tensors: 1.., .. }), "{found:?}");
