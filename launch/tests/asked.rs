@@ -33,7 +33,7 @@ impl Supervised for Script {
     fn say(&self, _: &str) {}
 }
 
-/// Asks a script to end once it has made a file, by so many signals, three seconds apart; how it ended.
+/// Asks a script to end once it has made a file, by so many signals, two seconds apart; how it ended.
 fn asked(script: &str, signals: usize) -> Ending {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
@@ -42,9 +42,9 @@ fn asked(script: &str, signals: usize) -> Ending {
         while !Path::new(&ready).exists() {
             sleep(Duration::from_millis(10));
         }
-        for _ in 0..signals {
+        for number in 0..signals {
+            sleep(Duration::from_secs(if number == 0 { 0 } else { 2 }));
             signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
-            sleep(Duration::from_secs(3));
         }
     });
     let run = Script { script, starts: Cell::new(0) };

@@ -143,7 +143,7 @@ fn cases() -> (Vec<Case>, Vec<String>) {
         };
         let new = |case: &Case| pairs(case).iter().filter(|pair| missing.contains(*pair)).count();
         let mut drawn: Vec<Case> = (0..DRAWN).map(drawn).collect();
-        drawn.sort_by_key(|case| Reverse(new(case)));
+        drawn.sort_by_cached_key(|case| Reverse(new(case)));
         // The last have the first value of every other feature, with one or two ranks that share the batch.
         let simple = [0, 1].map(|data| {
             let mut case: Case = vec![0; FEATURES.len()];

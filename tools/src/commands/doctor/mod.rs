@@ -94,10 +94,11 @@ fn check(
     now("");
     let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     if prints {
-        match serde_json::to_string_pretty(&findings) {
+        let lines = table::shown(&findings, request);
+        match request.json {
             // A reader that has gone away has read all it wanted.
-            Ok(text) if request.json => _ = print(&text),
-            _ => table::lines(&findings, request.verbose).iter().for_each(|line| say(line)),
+            true => _ = print(&lines.concat()),
+            false => lines.iter().for_each(|line| say(line)),
         }
     }
     if failed == 0 { 0 } else { 3 }

@@ -1,12 +1,21 @@
-//! The doctor's output: one line for the checks of a group that passed, and every other check in full.
+//! The doctor's output: JSON, or one line for the checks of a group that passed, and every other check in full.
 
+use super::DoctorRequest;
 use super::finding::{Finding, Verdict};
 
 /// The groups of checks, in order: the subject of their findings.
 const GROUPS: [&str; 4] = ["machine", "operation", "ranks", "rate"];
 
+/// The findings as the request has it: JSON, or the lines of the table.
+pub(super) fn shown(findings: &[Finding], request: &DoctorRequest) -> Vec<String> {
+    match serde_json::to_string_pretty(findings) {
+        Ok(json) if request.json => vec![json],
+        _ => lines(findings, request.verbose),
+    }
+}
+
 /// The lines of the table. With `verbose` every check has its own.
-pub(super) fn lines(findings: &[Finding], verbose: bool) -> Vec<String> {
+fn lines(findings: &[Finding], verbose: bool) -> Vec<String> {
     let mut lines = Vec::new();
     for about in GROUPS {
         let group = || findings.iter().filter(move |finding| finding.about == about);
@@ -50,9 +59,17 @@ fn line(verdict: Verdict, about: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::cli::{Request, parse};
 
     fn finding(about: &'static str, name: &str, value: &str, verdict: Verdict) -> Finding {
         Finding { about, name: name.into(), value: value.into(), verdict }
+    }
+
+    fn shown_by(flag: &str, findings: &[Finding]) -> Vec<String> {
+        let Request::Doctor(request) = parse(["trainer", "doctor", flag].map(Into::into)).unwrap() else {
+            panic!("{flag}")
+        };
+        shown(findings, &request)
     }
 
     #[test]
@@ -66,7 +83,7 @@ mod tests {
             finding("operation", "norm, f32", "relative error 0.0e0", Verdict::Ok),
         ];
         assert_eq!(
-            lines(&findings, false),
+            shown_by("--quick", &findings),
             [
                 "ok     machine    GPU: a card; memory: 80 GiB",
                 "lacks  machine    cuDNN: not found",
@@ -75,8 +92,11 @@ mod tests {
                 "4 of 6 checks passed, 1 lacks something that training can do without",
             ]
         );
-        let all = lines(&findings, true);
+        let all = shown_by("--verbose", &findings);
         assert_eq!(all.len(), 7);
         assert_eq!(all[2], "ok     machine    memory: 80 GiB");
+        let json: serde_json::Value = serde_json::from_str(&shown_by("--json", &findings).concat()).unwrap();
+        let cudnn = serde_json::json!({"about": "machine", "name": "cuDNN", "value": "not found", "verdict": "lacks"});
+        assert_eq!((&json[1], json.as_array().unwrap().len()), (&cudnn, 6));
     }
 }

@@ -5,7 +5,7 @@ mod nvtx;
 mod profile;
 mod report;
 mod run_log;
-mod terminal;
+pub mod terminal;
 mod top;
 mod trace;
 mod wandb_client;

@@ -1,11 +1,15 @@
 //! The files that a run writes beside `metrics.jsonl`, read back by a reader that shares no code with the writer.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::checkpoints::disk_shim::{Fault, break_file};
-use crate::harness::{Folder, command, expect, metrics, output_of, printed, run};
+use crate::harness::{
+    Folder, command, expect, logged_steps, metrics, output_of, printed, rank_ids, run, signal, start, steps_done,
+    wait_for,
+};
 
 /// CRC-32C bit by bit (Castagnoli's polynomial, reversed), masked as TensorFlow does.
 fn masked_crc(data: &[u8]) -> u32 {
@@ -292,6 +296,34 @@ fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
     assert_eq!(log(&format!("{}/metrics.jsonl", earlier(&folder.0)[2])), before);
 }
 
+/// While rank 1 is stopped, rank 0 waits for it in the submission of a step.
+#[test]
+fn a_step_whose_submission_takes_seconds_is_told_when_it_ends_and_others_after_the_next_submission() {
+    let folder = Folder::new("log-long-step");
+    let child = start(2, &folder.0, "--eval-interval 0 --save-interval 0 --log-interval 1");
+    let rank = rank_ids(&child)[1];
+    signal(rank, "STOP");
+    std::thread::sleep(Duration::from_secs(3));
+    signal(rank, "CONT");
+    let stopped = steps_done(&folder.0);
+    wait_for("no step was done", || (steps_done(&folder.0) >= stopped + 5).then_some(()));
+    signal(child.id(), "USR1");
+    expect(&output_of(child), 0, &["asked to end"]);
+    let is_long = |step: &Value| step["host_ms"].as_f64().unwrap() > 2e3;
+    let long: Vec<bool> = logged_steps(&folder.path("log")).iter().map(is_long).collect();
+    let log = std::fs::read_to_string(folder.path("log/rank-0.jsonl")).unwrap();
+    let mut told = 0;
+    for line in log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        // The step that is told, and the one that was submitted last.
+        let text = line["fields"]["message"].as_str().and_then(|text| text.strip_prefix("step ")?.split_once('/'));
+        let Some(step) = text.and_then(|(step, _)| step.trim().parse::<usize>().ok()) else { continue };
+        let submitted = if long[step - 1] || step == long.len() { step } else { step + 1 };
+        assert_eq!(line["span"]["step"], submitted, "{line}");
+        told += 1;
+    }
+    assert!(told == long.len() && long.contains(&true), "{told} of {} are told, long: {long:?}", long.len());
+}
+
 #[test]
 fn an_evaluation_of_no_batches_is_none() {
     let folder = Folder::new("log-no-evaluation");
@@ -349,11 +381,11 @@ fn a_log_keeps_what_it_has_when_a_second_run_is_refused_and_when_a_run_goes_on_a
         before = now.clone();
         now[0].clone()
     };
-    let child = crate::harness::start(1, &folder.0, "");
+    let child = start(1, &folder.0, "");
     keeps("it trains");
     expect(&run(1, &folder.0, "--steps 3"), 2, &["logging.dir"]);
     keeps("a second one is refused");
-    crate::harness::signal(child.id(), "TERM");
+    signal(child.id(), "TERM");
     expect(&output_of(child), 0, &["asked to end"]);
     assert!(keeps("it ends").contains("asked to end"));
     let mut command = command(1, &folder.0, "--steps 1000000");
