@@ -36,7 +36,11 @@ fn work_on_two_streams_races_unless_an_event_or_the_host_orders_it() {
     type Work = fn(&SideBench) -> Result<(), Error>;
     let reads: Work = |t| t.side.submit(Copy { input: t.a, output: t.b });
     let writes: Work = |t| t.side.submit(Fill { output: t.a, value: 3.0 });
-    let (event, host): (Work, Work) = (|t| Ok(t.in_turn(&t.side, &t.main)), |t| t.side.synchronize());
+    let host: Work = |t| t.side.synchronize();
+    let event: Work = |t| {
+        t.in_turn(&t.side, &t.main);
+        Ok(())
+    };
     let then_reads: Work = |t| t.main.submit(Copy { input: t.a, output: t.b });
     let then_writes: Work = |t| t.main.submit(Fill { output: t.a, value: 4.0 });
     for (before, after, races) in [

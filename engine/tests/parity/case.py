@@ -9,9 +9,10 @@ SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "s
          "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
-            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe", "olmoe": "Olmoe", "gptoss": "GptOss", "deepseekv3": "DeepseekV3"}
-EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance", "balance_over", "z_loss",
-               "capacity", "keeps", "groups", "groups_per_token"}
+            "gemma2": "Gemma2", "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen3moe": "Qwen3Moe",
+            "olmoe": "Olmoe", "gptoss": "GptOss", "deepseekv3": "DeepseekV3"}
+EXPERT_KEYS = {"count", "per_token", "ffn", "shared_ffn", "score", "normalise", "scale", "blocks", "balance",
+               "balance_over", "z_loss", "capacity", "keeps", "groups", "groups_per_token"}
 # Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
 SANDWICH = (("ln_1", "ln_2"), ("post_ln_1", "post_ln_2"))
 NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2")), "gemma2": SANDWICH, "gemma3": SANDWICH}
@@ -39,7 +40,8 @@ def check_case(case):
         kind = (table or {}).get("kind")
         if kind not in keys_of_kind:
             raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own", "experts", "further")}, keys_of_kind[kind])
+        required = {key: value for key, value in table.items() if key not in ("lora", "own", "experts", "further")}
+        require_keys(where, required, keys_of_kind[kind])
     if "experts" in case:
         require_keys("experts", case["experts"], EXPERT_KEYS)
     if len(case["optimizer"]["lr"]) != case["steps"]:
@@ -83,7 +85,8 @@ def weight_shapes(case):
             shapes |= {f"{h}.attn.c_attn.weight": (first, hidden), f"{h}.attn.kv_b_norm.weight": (c["kv_lora_rank"],),
                        f"{h}.attn.kv_b.weight": (case["heads"] * of_kv, c["kv_lora_rank"])}
             if c["q_lora_rank"]:
-                shapes |= {f"{h}.attn.q_b_norm.weight": (c["q_lora_rank"],), f"{h}.attn.q_b.weight": (query, c["q_lora_rank"])}
+                shapes |= {f"{h}.attn.q_b_norm.weight": (c["q_lora_rank"],),
+                           f"{h}.attn.q_b.weight": (query, c["q_lora_rank"])}
         else:
             shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
         if case["kind"] == "qwen2":
@@ -106,7 +109,8 @@ def weight_shapes(case):
             shapes |= {f"{h}.mlp.router.logit_bias": (count,), f"{h}.mlp.experts.c_fc.bias": (count * 2 * width,),
                        f"{h}.mlp.experts.c_proj.bias": (count * hidden,)}
         if shared:
-            shapes |= {f"{h}.mlp.shared.c_fc.weight": (2 * shared, hidden), f"{h}.mlp.shared.c_proj.weight": (hidden, shared)}
+            shapes |= {f"{h}.mlp.shared.c_fc.weight": (2 * shared, hidden),
+                       f"{h}.mlp.shared.c_proj.weight": (hidden, shared)}
     shapes |= norm("ln_f")
     if not case["tied"]:
         shapes |= {"lm_head.weight": (case["vocab"], hidden)}
@@ -126,7 +130,8 @@ def has_experts(case, block):
 
 
 def adapters(case):
-    """The layers with adapters. Of each adapter the rows [start, end) of the weight that it covers, and its first rows of A and of B."""
+    """The layers with adapters. Of each adapter the rows [start, end) of the weight that it covers, and its first rows of A
+    and of B."""
     return case["lora"]["layers"].items() if "lora" in case else ()
 
 

@@ -15,8 +15,10 @@ def family_experts(case):
         return {}
     experts = case["experts"]
     if case["kind"] == "deepseekv3":
-        return {"n_routed_experts": experts["count"], "num_experts_per_tok": experts["per_token"], "moe_intermediate_size": experts["ffn"],
-                "n_shared_experts": experts["shared_ffn"] // experts["ffn"], "n_group": experts["groups"], "topk_group": experts["groups_per_token"], "norm_topk_prob": experts["normalise"],
+        return {"n_routed_experts": experts["count"], "num_experts_per_tok": experts["per_token"],
+                "moe_intermediate_size": experts["ffn"], "n_shared_experts": experts["shared_ffn"] // experts["ffn"],
+                "n_group": experts["groups"], "topk_group": experts["groups_per_token"],
+                "norm_topk_prob": experts["normalise"],
                 "routed_scaling_factor": experts["scale"], "first_k_dense_replace": experts["blocks"].index(True)}
     if experts["score"] != "softmax" or experts["scale"] != 1 or experts["shared_ffn"]:
         raise SystemExit("experts: no such family")
@@ -43,7 +45,8 @@ def family_model(case, dtype):
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
         pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2, 0 in Gemma
-        **{"intermediate_size": case["ffn"], "head_dim": case["head_dim"], "num_key_value_heads": case["kv_heads"]} | family_experts(case) | case["config"],
+        **{"intermediate_size": case["ffn"], "head_dim": case["head_dim"], "num_key_value_heads": case["kv_heads"]}
+        | family_experts(case) | case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
 
@@ -51,7 +54,8 @@ def family_model(case, dtype):
 def gated(w, ours, theirs):
     """A dense layer by the names of `transformers`."""
     gate, up = w[f"{ours}.c_fc.weight"].chunk(2)
-    return {f"{theirs}.gate_proj.weight": gate, f"{theirs}.up_proj.weight": up, f"{theirs}.down_proj.weight": w[f"{ours}.c_proj.weight"]}
+    return {f"{theirs}.gate_proj.weight": gate, f"{theirs}.up_proj.weight": up,
+            f"{theirs}.down_proj.weight": w[f"{ours}.c_proj.weight"]}
 
 
 def family_experts_weights(case, w, h, layer):
@@ -63,8 +67,10 @@ def family_experts_weights(case, w, h, layer):
         return {
             f"{theirs}.router.weight": w[f"{ours}.router.weight"],
             f"{theirs}.router.bias": w[f"{ours}.router.logit_bias"],
-            f"{theirs}.experts.gate_up_proj": up.view(count, 2, width, hidden).permute(0, 3, 2, 1).reshape(count, hidden, 2 * width),
-            f"{theirs}.experts.gate_up_proj_bias": w[f"{ours}.experts.c_fc.bias"].view(count, 2, width).mT.reshape(count, 2 * width),
+            f"{theirs}.experts.gate_up_proj":
+                up.view(count, 2, width, hidden).permute(0, 3, 2, 1).reshape(count, hidden, 2 * width),
+            f"{theirs}.experts.gate_up_proj_bias":
+                w[f"{ours}.experts.c_fc.bias"].view(count, 2, width).mT.reshape(count, 2 * width),
             f"{theirs}.experts.down_proj": down.view(count, hidden, width).mT,
             f"{theirs}.experts.down_proj_bias": w[f"{ours}.experts.c_proj.bias"].view(count, hidden),
         }
@@ -94,9 +100,11 @@ def family_weights(case, w):
             queries = c["q_lora_rank"] or case["head_dim"] * case["heads"]
             named |= {f"{theirs}.{'q_a_proj' if c['q_lora_rank'] else 'q_proj'}.weight": first[:queries],
                       f"{theirs}.kv_a_proj_with_mqa.weight": first[queries:],
-                      f"{theirs}.kv_a_layernorm.weight": w[f"{h}.attn.kv_b_norm.weight"], f"{theirs}.kv_b_proj.weight": w[f"{h}.attn.kv_b.weight"]}
+                      f"{theirs}.kv_a_layernorm.weight": w[f"{h}.attn.kv_b_norm.weight"],
+                      f"{theirs}.kv_b_proj.weight": w[f"{h}.attn.kv_b.weight"]}
             if c["q_lora_rank"]:
-                named |= {f"{theirs}.q_a_layernorm.weight": w[f"{h}.attn.q_b_norm.weight"], f"{theirs}.q_b_proj.weight": w[f"{h}.attn.q_b.weight"]}
+                named |= {f"{theirs}.q_a_layernorm.weight": w[f"{h}.attn.q_b_norm.weight"],
+                          f"{theirs}.q_b_proj.weight": w[f"{h}.attn.q_b.weight"]}
         else:
             q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.weight": matrix for part, matrix in zip("qkv", (q, k, v), strict=True)}
@@ -106,7 +114,8 @@ def family_weights(case, w):
         theirs = THEIR_GEMMA_NORMS if case["kind"].startswith("gemma") else THEIR_NORMS
         named |= {f"{layer}.{theirs[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
         if case["kind"] == "gptoss":
-            named |= {f"{layer}.self_attn.sinks": w[f"{h}.attn.sinks"], f"{layer}.self_attn.o_proj.bias": w[f"{h}.attn.c_proj.bias"]}
+            named |= {f"{layer}.self_attn.sinks": w[f"{h}.attn.sinks"],
+                      f"{layer}.self_attn.o_proj.bias": w[f"{h}.attn.c_proj.bias"]}
         if case["kind"] in ("qwen2", "gptoss"):
             biases = w[f"{h}.attn.c_attn.bias"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}

@@ -3,31 +3,34 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3moe", "olmoe", "gptoss" and "deepseekv3" are `transformers`' own classes. For the others norms, activations,
-attention, experts and cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
+The kinds of `case.py`'s FAMILIES are `transformers`' own classes. For the others norms, activations, attention, experts and
+cross entropy are spelled out, and for all the losses of routers; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
          layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
          config: more keys for the configuration of `transformers`
-         "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
-    "experts", of "gpt" and of the kinds that have them: {count, per_token, ffn, shared_ffn, score "softmax" or "sigmoid", normalise, scale,
-         blocks [whether each block has experts], balance (its multiplier), balance_over "microbatch", "sequence" or "global_batch", z_loss (its multiplier),
-         capacity (over the mean load; 0: nothing is dropped), keeps "weights" or "first": the choices that an expert with more keeps}
+         "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu",
+         position "learned", "rotary" or "none", bias
+    "experts", of "gpt" and of the kinds that have them: {count, per_token, ffn, shared_ffn, score "softmax" or "sigmoid",
+         normalise, scale, blocks [whether each block has experts], balance (its multiplier), balance_over "microbatch",
+         "sequence" or "global_batch", z_loss (its multiplier), capacity (over the mean load; 0: nothing is dropped),
+         keeps "weights" or "first": the choices that an expert with more keeps}
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
-    "lora", of all but mlp, may be left out: {scale, rank, layers {name: of each adapter [first row, end, first row of A, of B]}};
-         only adapters are trained then
+    "lora", of all but mlp, may be left out: {scale, rank, layers {name: of each adapter [first row, end, first
+         row of A, of B]}}; only adapters are trained then
     "further", of "gpt", may be left out: {depths, factor}: layers that predict tokens beyond the next one
     "own", of all optimizers, may be left out: {parameter: [what its lr is multiplied by, its weight decay or null]}
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
-OUT  loss, z_loss, balance_loss, router_z_loss, mtp_1_loss, mtp_2_loss and grad_norm (steps,) f64, the loss alone and the norm before clipping; grad.{name} of step 0 before
-     clipping; final.{name}; but for mlp the logits (batch, seq, vocab) of step 0, microbatch 0.
+OUT  loss, z_loss, balance_loss, router_z_loss, mtp_1_loss, mtp_2_loss and grad_norm (steps,) f64, the loss alone and the
+     norm before clipping; grad.{name} of step 0 before clipping; final.{name}; but for mlp
+     the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
 the loss, but weight decay reaches them like any other row. A clip of 0 means no clipping.
@@ -90,7 +93,8 @@ def attention(case, qkv):
 
 
 def mixture(case, w, h, x):
-    """Every expert on every token, weighed: x (batch, seq, hidden) -> the same shape, and the router's logits (batch * seq, experts)."""
+    """Every expert on every token, weighed: x (batch, seq, hidden) -> the same shape, and the router's logits (batch * seq,
+    experts)."""
     experts = case["experts"]
     logits = (x @ w[f"{h}.router.weight"].T).flatten(0, 1)
     scores = logits.softmax(-1) if experts["score"] == "softmax" else torch.sigmoid(logits)
@@ -119,8 +123,8 @@ def within_capacity(experts, of_each, chosen):
 
 
 def router_losses(case, all_logits, batch, loads):
-    """The balance loss and the z-loss of all routers of a microbatch, with their multipliers. `loads` has those of the step's microbatches
-    before it, for each router; this one's are added."""
+    """The balance loss and the z-loss of all routers of a microbatch, with their multipliers. `loads` has those of
+    the step's microbatches before it, for each router; this one's are added."""
     balance, z_loss = 0.0, 0.0
     if "experts" not in case:
         return balance, z_loss
@@ -209,7 +213,8 @@ def mlp_outputs(case, w, inputs):
 
 
 def summed_loss(case, w, model, tensors, batch, dtype, loads):
-    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; those of further tokens; the model's output)."""
+    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the losses of its routers; those of
+    further tokens; the model's output)."""
     targets = tensors[f"{batch}.targets"]
     if case["kind"] == "mlp":
         outputs = mlp_outputs(case, w, tensors[f"{batch}.inputs"].to(dtype))
@@ -219,8 +224,9 @@ def summed_loss(case, w, model, tensors, batch, dtype, loads):
     log_sums = logits.logsumexp(-1)
     z_loss = case.get("z_loss", 0.0) * log_sums.square().sum()
     # A token beyond the end of a sample has no loss.
-    of_further = [torch.nn.functional.cross_entropy(more.flatten(0, 1), shifted(targets.long(), depth + 1, -1).flatten(), ignore_index=-1, reduction="sum")
-                  for depth, more in enumerate(further)]
+    later = [shifted(targets.long(), depth + 1, -1).flatten() for depth in range(len(further))]
+    of_further = [torch.nn.functional.cross_entropy(more.flatten(0, 1), ids, ignore_index=-1, reduction="sum")
+                  for more, ids in zip(further, later, strict=True)]
     return (log_sums - target_logits).sum(), z_loss, router_losses(case, routers, len(targets), loads), of_further, logits
 
 

@@ -1,4 +1,4 @@
-//! The z-loss: the same with graphs, and no part of a step without it. `parity.rs` compares it with PyTorch.
+//! The z-loss: the same with graphs, and no part of a step without it. `parity` compares it with PyTorch.
 
 use engine::model::GptShape;
 use engine::precision::Precision;

@@ -32,7 +32,7 @@ pub struct Case {
 impl Case {
     /// The run that each rank has a part of.
     pub fn run(&self, setting: &str) -> Run {
-        let run = Run { check: false, steps: 4, ..Run::new(Kind::Gpt, 4 / self.layout.data, options(setting)) };
+        let run = Run { check: false, steps: 3, ..Run::new(Kind::Gpt, 4 / self.layout.data, options(setting)) };
         (self.make)(Run { shape: Some(gpt()), ..run })
     }
 

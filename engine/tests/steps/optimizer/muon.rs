@@ -1,4 +1,4 @@
-//! Muon needs whole matrices: neither graphs nor a state that ranks divide change a bit. `parity.rs` compares it with
+//! Muon needs whole matrices: neither graphs nor a state that ranks divide change a bit. `parity` compares it with
 //! PyTorch.
 
 use std::sync::Arc;

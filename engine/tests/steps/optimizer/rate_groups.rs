@@ -1,4 +1,4 @@
-//! Parameter groups with a learning rate and a weight decay of their own. `parity.rs` compares them with PyTorch's.
+//! Parameter groups with a learning rate and a weight decay of their own. `parity` compares them with PyTorch's.
 
 use std::sync::Arc;
 
