@@ -3,13 +3,22 @@
 
 use device::ops::{self, Rule, RuleState, UpdateTensors};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
+use super::group::{MeanOfGradients, ParamUpdate, StepControl, Update, UpdateRule};
 use super::parts::parts;
 use crate::params::Params;
 
 impl UpdateRule for Rule {
     fn state(&self) -> &'static [RuleState] {
         Rule::state(self)
+    }
+
+    fn mean_of_gradients(&self) -> Option<MeanOfGradients> {
+        match *self {
+            Rule::AdamW { beta1: decay, .. } | Rule::Lion { beta2: decay, .. } => {
+                Some(MeanOfGradients { state: "exp_avg", decay })
+            }
+            Rule::Sgd { .. } => None,
+        }
     }
 
     fn takes_16_bits(&self) -> bool {

@@ -81,10 +81,26 @@ pub trait UpdateRule: Debug + Send + Sync {
         false
     }
 
+    /// The state that is a mean of gradients, if there is one. `trainer verify` takes gradients from it where updates overwrite
+    /// them.
+    fn mean_of_gradients(&self) -> Option<MeanOfGradients> {
+        None
+    }
+
     /// Whether the rule's update writes to the given gradients.
     fn overwrites_gradients(&self) -> bool {
         false
     }
+}
+
+/// A state that is a mean of gradients: an update makes it `decay` times itself plus `1 - decay` times the gradient after
+/// clipping.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeanOfGradients {
+    /// The state's name.
+    pub state: &'static str,
+    /// The share of the mean that stays.
+    pub decay: f32,
 }
 
 /// Submits the update of a rule's parameters.

@@ -22,7 +22,7 @@ use graph_manager::{Error, Result};
 use crate::params::{ALIGNMENT, Param, Params};
 use crate::step_policy::StepContext;
 use grad_norm::GradNorm;
-pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
+pub use group::{MeanOfGradients, ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
 pub use muon::Muon;
 use skip_step::SpikeTest;
 pub use skip_step::{SkipStep, StepHistory};

@@ -24,7 +24,7 @@ use device::{Communicator, DType, Tensor};
 use graph_manager::Result;
 use parallel::{Axis, Ranks};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
+use super::group::{MeanOfGradients, ParamUpdate, StepControl, Update, UpdateRule};
 use super::newton_schulz::orthogonalize;
 use super::parts::parts;
 use crate::params::{Belonging, ParamSpec, Params, owners};
@@ -53,6 +53,10 @@ impl Muon {
 impl UpdateRule for Muon {
     fn state(&self) -> &'static [RuleState] {
         &[RuleState { name: "momentum_buffer", values: StateValues::Others }]
+    }
+
+    fn mean_of_gradients(&self) -> Option<MeanOfGradients> {
+        Some(MeanOfGradients { state: "momentum_buffer", decay: self.momentum })
     }
 
     fn overwrites_gradients(&self) -> bool {

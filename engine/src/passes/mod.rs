@@ -114,6 +114,7 @@ impl Timing {
                 self.gradients_outlive_layers,
             )),
             PassName::TensorParallelTransfers => {
+                // The pass also moves the keys of context ranks. Without either group there is none.
                 let keys = self.ranks.for_purpose(self.ranks.axes(Axis::Context), Purpose::Keys);
                 let tensor = self.ranks.along(Axis::Tensor);
                 tensor.or(keys)?;

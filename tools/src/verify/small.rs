@@ -92,6 +92,10 @@ pub(super) fn small(plan: &RunPlan, mesh: Mesh) -> Result<Small, UserError> {
     }
     leave_out_the_run(&mut config);
     make_exact(&mut config, &mut replaced);
+    let mut rules = plan.optimizer.groups.iter().map(|group| &group.rule);
+    if rules.any(|rule| rule.overwrites_gradients() && rule.mean_of_gradients().is_none()) {
+        replaced.push("gradients, which the optimizer overwrites".into());
+    }
     if config.train.balance_loss_over == BalanceGroup::GlobalBatch && mesh.size(Axis::Data) > 1 {
         // It is about the microbatches that ranks have at once, and one rank has no others.
         config.train.balance_loss_over = BalanceGroup::Microbatch;

@@ -133,16 +133,10 @@ pub(super) fn left_by_step(plan: &RunPlan, stage: &Stage, before: &mut Before) -
     Ok(shards)
 }
 
-/// The decay of a mean of gradients. Muon writes directions over its gradients; the means of Muon and AdamW tell the
-/// gradient that the update took: a mean becomes `decay` times itself plus `1 - decay` times the gradient after
-/// clipping.
-fn decay(plan: &RunPlan, mean: Values) -> Option<f32> {
-    let optimizer = &plan.config.optimizer;
-    match mean {
-        Values::State("momentum_buffer") => Some(optimizer.muon_momentum as f32),
-        Values::State("exp_avg") => optimizer.betas.first().map(|beta| *beta as f32),
-        _ => None,
-    }
+/// The decay of a state that is a mean of gradients: the gradient that an update took follows from the mean before and after.
+fn decay(plan: &RunPlan, values: Values) -> Option<f32> {
+    let mut means = plan.optimizer.groups.iter().filter_map(|group| group.rule.mean_of_gradients());
+    means.find(|mean| Values::State(mean.state) == values).map(|mean| mean.decay)
 }
 
 /// What a checkpoint keeps of this rank: weights, states, and the magnitudes of delayed scales.

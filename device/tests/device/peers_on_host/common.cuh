@@ -1,4 +1,4 @@
-// The parts of CUDA and common.cuh that kernels/peers.cu and kernels/peer_rows.cu use, for a CPU. A thread of a block is a thread.
+// The parts of CUDA and common.cuh that kernels/transfers/peers.cu and peer_rows.cu use, for a CPU. A thread of a block is a thread.
 #pragma once
 #include <algorithm>
 #include <barrier>

@@ -1,4 +1,4 @@
-// The parts of system.cuh that kernels/peers.cu and kernels/peer_rows.cu use, for a CPU.
+// The parts of system.cuh that kernels/transfers/peers.cu and peer_rows.cu use, for a CPU.
 #pragma once
 #include <thread>
 

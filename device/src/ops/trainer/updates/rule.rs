@@ -33,7 +33,8 @@ pub enum Rule {
     },
 }
 
-/// A tensor that a rule keeps for each parameter, with as many elements. It is 0 before the first update.
+/// A tensor that a rule keeps for each parameter. It has as many elements, or sizes that the engine's `UpdateRule` gives, and
+/// is 0 before the first update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleState {
     /// The state's name in errors and checkpoints.
