@@ -242,6 +242,22 @@ mod tests {
         }
     }
 
+    /// Without it a setting that is forgotten here would let a run go on from another model in silence.
+    #[test]
+    fn each_setting_of_a_model_is_of_its_meaning_or_of_shapes_or_of_training() {
+        const OTHERS: &str = "preset init_from layers hidden ffn vocab seq_length max_position_embeddings kv_latent \
+                              query_latent value_head_dim expert_ffn shared_expert_ffn mtp_layers layer_sizes init_std \
+                              residual_init hidden_dropout attention_dropout lora_dropout dropouts lora_target_modules \
+                              loss_pieces expert_capacity_factor token_drop_policy";
+        let (_, code) = include_str!("changes.rs").split_once("fn meaning(").unwrap();
+        let (code, _) = code.split_once("\n}\n").unwrap();
+        let names = |text: &'static str| text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+        let known: BTreeSet<&str> = names(code).chain(names(OTHERS)).collect();
+        let keys = crate::config::options::options().iter().filter_map(|option| option.key.strip_prefix("model."));
+        let forgotten: Vec<&str> = keys.filter(|key| !known.contains(key)).collect();
+        assert_eq!(forgotten, [""; 0], "a line in `meaning`, or a word above");
+    }
+
     #[test]
     fn only_settings_that_numbers_depend_on_count_as_changes() {
         let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n\
