@@ -6,7 +6,7 @@ use crate::sources::conversations::Conversations;
 use crate::sources::corpus::Windows;
 
 /// The samples of a dataset, or of a part of the dataset.
-pub(crate) enum Dataset {
+pub enum Dataset {
     /// Windows of running text: every token after the first of a window is a target.
     Windows(Windows),
     /// Conversations: only the answers are targets.
