@@ -147,9 +147,9 @@ pub struct Peers {
 
 /// An area of this rank, and those of the others that belong to it.
 struct ReachedArea {
-    /// The addresses of this rank's.
+    /// The addresses of this rank's area.
     own: Range<u64>,
-    /// The other ranks' areas, by rank; `None` is this rank's.
+    /// Areas of the other ranks, by rank; `None` for this rank.
     _mapped: Vec<Option<MappedMemory>>,
 }
 

@@ -297,7 +297,7 @@ impl KernelOperation for Move {
 impl KernelOperation for CopyColumns {
     const FILES: &'static [KernelFile] = &[kernel_file!("elementwise.cu")];
 
-    /// One kernel for both parts. An absent part has no columns.
+    /// A single kernel for both ranges of columns. An absent range has no columns.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let count = self.input.elements();
         let [a, b] = self.parts;

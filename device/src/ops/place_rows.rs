@@ -12,7 +12,7 @@ use crate::{DType, Result, Tensor};
 pub struct PlaceRows {
     /// `(ranks, experts of all + 1)`, i32: see [`RowsOfRanks::offsets`](super::RowsOfRanks::offsets).
     pub all: Tensor,
-    /// This rank.
+    /// The number of this rank.
     pub rank: usize,
     /// `(experts, ranks)`, i32, written: the first row of each of this rank's experts that comes from that rank.
     pub places: Tensor,

@@ -57,10 +57,12 @@ pub trait UpdateRule: Debug + Send + Sync {
     /// element that this rank updates, or in [sizes of its own](UpdateRule::own_sizes).
     fn state(&self) -> &'static [RuleState];
 
-    /// The sizes of a state of a parameter that has not one element for each weight, such as `[rows]`, or `[1]` for a number a
-    /// parameter; `None`: it has. All ranks with a shard of the parameter keep the whole state, and the rule gives it the same
-    /// values on all of them ([`ParamUpdate::counted`]); so it must update [whole
-    /// parameters](UpdateRule::updates_whole_parameters). `spec.whole` has the sizes of the whole parameter.
+    /// The sizes of a state without an element for each weight of the parameter, such as `[rows]`, or `[1]` for a number a
+    /// parameter. `None`: the state has an element for each weight. `spec.whole` has the sizes of the whole parameter.
+    ///
+    /// All ranks with a shard of the parameter keep the whole state, and the rule gives the state the same values on all of
+    /// them: see [`ParamUpdate::counted`]. So the rule must update [whole
+    /// parameters](UpdateRule::updates_whole_parameters), or [`Optimizer::new`](super::Optimizer::new) fails.
     fn own_sizes(&self, _state: &RuleState, _spec: &ParamSpec) -> Option<Vec<usize>> {
         None
     }
@@ -81,8 +83,8 @@ pub trait UpdateRule: Debug + Send + Sync {
         false
     }
 
-    /// The state that is a mean of gradients, if there is one. `trainer verify` takes gradients from it where updates overwrite
-    /// them.
+    /// The state that is a mean of gradients, if there is one. Where updates overwrite gradients, `trainer verify` takes
+    /// gradients from that mean.
     fn mean_of_gradients(&self) -> Option<MeanOfGradients> {
         None
     }

@@ -118,7 +118,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
 /// `read` of each segment, in order, on all threads.
 ///
 /// # Errors
-/// That of the first segment that has one, in the order of the files: a mistake is reported the same in every run.
+/// The error of the first segment that has one, in the order of the files: every run reports the same mistake.
 pub(crate) fn in_parallel<T: Send>(
     segments: &[Segment],
     read: impl Fn(&Segment) -> Result<T, UserError> + Send + Sync,

@@ -64,7 +64,7 @@ pub struct HuggingFace {
     end: u32,
     /// The same token as text.
     end_of_text: String,
-    /// One more than the tokenizer's largest id.
+    /// The tokenizer's largest id, plus 1.
     vocab: usize,
 }
 

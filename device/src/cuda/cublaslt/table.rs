@@ -19,7 +19,7 @@ pub(super) struct ChoiceEntry {
 /// How a problem is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ChosenMethod {
-    /// One call of cuBLASLt for the product and the epilogue.
+    /// A single call of cuBLASLt for the product and the epilogue.
     Algorithm(Algorithm),
     /// A plain product, then our own kernel for the epilogue.
     Separate,

@@ -65,7 +65,7 @@ fn check_division(op: &'static str, offsets: usize, ranks: usize, room: usize) -
 pub struct ExpertsOfSlots {
     /// `(ranks, experts + 1)`, i32: the [offsets](ExpertRows::offsets) of all ranks, over the experts of all.
     pub offsets: Tensor,
-    /// This rank.
+    /// The number of this rank.
     pub rank: usize,
     /// `(ranks * room, 1)`, i32, written: a number of this rank's experts, from 0; one too high for a slot without a row.
     pub chosen: Tensor,

@@ -116,7 +116,7 @@ const WARP_THREADS: usize = 128;
 impl KernelOperation for ExpertGluBackward {
     const FILES: &'static [KernelFile] = &[kernel_file!(Experts, "experts/expert_glu.cu")];
 
-    /// One pass over each row also sums up its weight's gradient.
+    /// A pass over a row also sums up the gradient of the row's weight.
     fn launch(&self, queue: &Queue<'_>) -> Result<()> {
         let (rows, width, dtype) = (self.output.shape.rows(), self.output.shape.last(), self.output.dtype);
         let load = LoadWidth::of(width, [self.input, self.grad_output, self.grad_input, self.output]);

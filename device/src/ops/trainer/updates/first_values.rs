@@ -13,7 +13,7 @@ pub enum Distribution {
     Normal(f32),
     /// Uniform between minus this bound and the bound.
     Uniform(f32),
-    /// This value everywhere.
+    /// The same value everywhere.
     Constant(f32),
 }
 
