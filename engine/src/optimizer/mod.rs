@@ -88,8 +88,8 @@ impl Optimizer {
     /// set to 0.
     ///
     /// # Errors
-    /// Out of memory; a parameter that no group takes; a rule that takes no 16 bits with masters or gradients of 16 bits; state
-    /// in sizes of its own of a rule that does not update whole parameters.
+    /// Out of memory; a parameter that no group takes; a rule that takes no 16 bits with masters or gradients of 16 bits;
+    /// state in sizes of its own of a rule that does not update whole parameters.
     pub fn new(
         device: &Device,
         params: &Params,
