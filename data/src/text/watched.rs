@@ -1,18 +1,25 @@
-//! Work that may not end, on another thread: with a stack of its own, and for so much processor time.
+//! Work on files of strangers, on another thread: with a stack of its own, and so much processor time and memory.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
+
+use common::format::bytes;
+
+use super::memory;
 
 /// How often the time of work under way is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Limits for a piece of work.
+/// Memory that any work may take from one [`Progress::step`] to the next, beside what it has then, in bytes.
+const MEMORY: usize = 1 << 30;
+
+/// Limits of some work beside [`MEMORY`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of stack.
@@ -21,18 +28,21 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
-/// The progress of the work, for the thread that watches.
+/// The progress of a worker's work, for the thread that watches it.
 #[derive(Default)]
 pub(crate) struct Progress {
     steps: AtomicUsize,
+    /// Whether the work asked for more memory than it may have. It has stopped then.
+    exceeded: AtomicBool,
     /// The system's file with the thread's time.
     clock: OnceLock<PathBuf>,
 }
 
 impl Progress {
-    /// Says that the work went on: its time counts from here.
-    pub(crate) fn step(&self) {
+    /// Says that the work went on: its time and memory count from here.
+    pub(crate) fn step(&'static self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
+        memory::limit(MEMORY, &self.exceeded);
     }
 
     /// Processor time of the working thread. `None` if the system does not tell.
@@ -46,10 +56,10 @@ impl Progress {
 struct Worker {
     stack: usize,
     jobs: Sender<Job>,
-    progress: Arc<Progress>,
+    progress: &'static Progress,
 }
 
-type Job = Box<dyn FnOnce(&Progress) + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
 thread_local! {
     /// The worker of a thread that asked for work, while it has nothing to do. It ends with that thread.
@@ -58,16 +68,14 @@ thread_local! {
 
 impl Worker {
     fn start(stack: usize) -> Result<Worker, String> {
-        let progress = Arc::new(Progress::default());
+        // A worker that is left behind has it for as long as the process runs.
+        let progress: &'static Progress = Box::leak(Box::default());
         let (jobs, received) = channel::<Job>();
-        let work = {
-            let progress = progress.clone();
-            move || {
-                if let Ok(task) = std::fs::read_link("/proc/thread-self") {
-                    progress.clock.get_or_init(|| Path::new("/proc").join(task).join("schedstat"));
-                }
-                received.iter().for_each(|job| job(&progress));
+        let work = move || {
+            if let Ok(task) = std::fs::read_link("/proc/thread-self") {
+                progress.clock.get_or_init(|| Path::new("/proc").join(task).join("schedstat"));
             }
+            received.iter().for_each(|job| job());
         };
         let started = thread::Builder::new().name("watched".into()).stack_size(stack).spawn(work);
         started.map_err(|error| format!("no thread with a stack of {stack} bytes: {error}"))?;
@@ -75,22 +83,25 @@ impl Worker {
     }
 }
 
-/// The result of `work`. Work that does not end in time is left behind: its thread ends with the process, and the
-/// process is about to end because of the error.
+/// The result of `work`. Work that takes too much is left behind: its thread ends with the process, and the process is
+/// about to end because of the error.
 ///
 /// # Errors
-/// It takes longer than it may, or no thread with such a stack can be had.
+/// It takes more time or memory than it may, or no thread with such a stack can be had.
 pub(crate) fn watched<T: Send + 'static>(
     limits: Limits,
-    work: impl FnOnce(&Progress) -> T + Send + 'static,
+    work: impl FnOnce(&'static Progress) -> T + Send + 'static,
 ) -> Result<T, String> {
     let worker = match IDLE.take().filter(|worker| worker.stack >= limits.stack) {
         Some(worker) => worker,
         None => Worker::start(limits.stack)?,
     };
     let (sender, receiver) = channel();
-    let job = move |progress: &Progress| {
+    let progress = worker.progress;
+    let job = move || {
+        progress.step();
         let result = catch_unwind(AssertUnwindSafe(|| work(progress)));
+        memory::unlimit();
         // Nobody listens to work that came too late.
         let _ = sender.send(result);
     };
@@ -106,7 +117,10 @@ pub(crate) fn watched<T: Send + 'static>(
             Ok(Err(panic)) => resume_unwind(panic),
             Err(RecvTimeoutError::Disconnected) => unreachable!("a job sends before it ends"),
             Err(RecvTimeoutError::Timeout) => {
-                let (steps, now) = (worker.progress.steps.load(Ordering::Relaxed), worker.progress.time());
+                if progress.exceeded.load(Ordering::Relaxed) {
+                    return Err(format!("it takes more than {} of memory", bytes(MEMORY)));
+                }
+                let (steps, now) = (progress.steps.load(Ordering::Relaxed), progress.time());
                 match begun {
                     Some((then, time)) if then == steps => {
                         if now.unwrap_or_default().saturating_sub(time) > limits.time {
@@ -127,23 +141,41 @@ pub(crate) fn watched<T: Send + 'static>(
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits { stack: 1 << 20, time: Duration::from_millis(200) };
+
     #[test]
     fn work_without_end_is_given_up_and_work_that_goes_on_is_not() {
-        let limits = Limits { stack: 1 << 20, time: Duration::from_millis(200) };
-        let endless = watched(limits, |_| {
+        let endless = watched(LIMITS, |_| {
             loop {
                 std::hint::spin_loop();
             }
         });
         let endless: Result<(), String> = endless;
         assert_eq!(endless, Err("it takes more than 0.2 s of processor time".into()));
-        assert_eq!(watched(limits, |_| 7), Ok(7));
-        let steady = watched(limits, |progress| {
+        assert_eq!(watched(LIMITS, |_| 7), Ok(7));
+        let steady = watched(LIMITS, |progress| {
             let begun = std::time::Instant::now();
             while begun.elapsed() < Duration::from_millis(600) {
                 progress.step();
             }
         });
         assert_eq!(steady, Ok(()));
+    }
+
+    #[test]
+    fn work_that_asks_for_too_much_memory_is_given_up_before_it_has_it() {
+        let too_much = Err("it takes more than 1.00 GiB of memory".into());
+        let room = |_| Vec::<u8>::with_capacity(MEMORY / 4);
+        assert_eq!(watched(LIMITS, |_| Vec::<u8>::with_capacity(1 << 45).capacity()), too_much);
+        assert_eq!(watched(LIMITS, move |_| (0..5).map(room).collect::<Vec<_>>().len()), too_much);
+        // What is given back does not count, nor what was there before a step.
+        assert_eq!(watched(LIMITS, move |_| (0..5).map(room).map(|part| part.len()).sum::<usize>()), Ok(0));
+        let stepping = watched(LIMITS, move |progress| {
+            let parts = (0..5).inspect(|_| progress.step()).map(room);
+            parts.collect::<Vec<_>>().len()
+        });
+        assert_eq!(stepping, Ok(5));
+        // The caller has no limit.
+        assert_eq!((0..5).map(room).collect::<Vec<_>>().len(), 5);
     }
 }

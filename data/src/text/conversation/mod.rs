@@ -9,7 +9,6 @@ pub(crate) mod markers;
 mod python_json;
 mod template;
 mod template_engine;
-mod template_filters;
 
 use std::ops::Range;
 

@@ -40,7 +40,7 @@ pub struct ChatTemplate {
 
 /// A conversation that a template is rendering, whole or only the first messages.
 pub(crate) struct Rendering<'r> {
-    renderer: &'r Renderer<'r>,
+    renderer: &'r Renderer,
     /// Objects with `role`, `content` and the other keys that the template reads.
     pub(crate) messages: Vec<Value>,
     /// Descriptions of functions that the model may call.

@@ -1,11 +1,8 @@
 //! The Jinja of chat templates, within limits. A template comes with a model from elsewhere: a short one may loop for ever,
 //! fill memory, or nest values until the stack ends.
 //!
-//! Three limits hold together. Fuel pays for each instruction and for the bytes that instructions make.
-//! [`template_filters`] bounds calls for which the library charges no fuel. [`watched`] ends all other work: a
-//! comparison of lists that contain themselves many times is one instruction without an end.
-//!
-//! [`template_filters`]: super::template_filters
+//! Two limits hold together. Fuel pays for each instruction and for the bytes that instructions make. [`watched`] ends all
+//! other work: a comparison of lists that contain themselves many times is one instruction without an end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +10,9 @@ use std::time::Duration;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::template_filters;
+use super::python_json::tojson;
 use crate::text::watched::{Limits, Progress, watched};
 
 /// The longest template, in bytes. Those of models have up to some ten thousand.
@@ -50,9 +48,9 @@ pub(crate) struct Engine {
 }
 
 /// Renders the template on a watched thread with enough stack. Only [`Engine::run`] makes one.
-pub(crate) struct Renderer<'p> {
+pub(crate) struct Renderer {
     environment: Environment<'static>,
-    progress: &'p Progress,
+    progress: &'static Progress,
 }
 
 /// How much a template is given.
@@ -83,7 +81,7 @@ impl Engine {
             let mut environment = Environment::new();
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
             environment.set_syntax(syntax.map_err(|error| error.to_string())?);
-            template_filters::install(&mut environment);
+            add_functions(&mut environment);
             environment.add_template_owned("chat", source).map_err(|error| error.to_string())?;
             Ok(Engine { environment: environment.into() })
         });
@@ -97,7 +95,7 @@ impl Engine {
     pub(crate) fn run<T: Send + 'static>(
         &self,
         size: Size,
-        work: impl FnOnce(&Renderer<'_>) -> Result<T, String> + Send + 'static,
+        work: impl FnOnce(&Renderer) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let fuel = BASE_FUEL + FUEL_OF_VALUE * size.values + size.bytes / BYTES_OF_FUEL;
         let stack = BASE_STACK.saturating_add(STACK_OF_FUEL.saturating_mul(fuel as usize));
@@ -108,7 +106,18 @@ impl Engine {
     }
 }
 
-impl Renderer<'_> {
+/// Adds the functions of chat templates, and removes those that show the inside of the library.
+fn add_functions(environment: &mut Environment<'_>) {
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.add_filter("tojson", tojson);
+    environment.remove_filter("pprint");
+    environment.remove_global("debug");
+    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
+    });
+}
+
+impl Renderer {
     /// The text that the template makes of the variables in `context`.
     ///
     /// # Errors

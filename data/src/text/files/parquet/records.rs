@@ -5,41 +5,45 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{UserError, caught};
-use parquet::basic::Compression;
-use parquet::bloom_filter::Sbbf;
-use parquet::column::page::PageReader;
-use parquet::errors::{ParquetError, Result as ParquetResult};
-use parquet::file::metadata::RowGroupMetaData;
-use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
-use parquet::record::reader::{ReaderIter, RowIter, TreeBuilder};
+use common::UserError;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::Value;
 
-use super::check::{CheckedPages, check_pages};
-use super::file::{ParquetFile, damaged};
+use super::file::{ParquetFile, damaged, read_from};
 use crate::text::files::json_line::JsonLine;
 use crate::text::files::records::Records;
 use crate::text::files::unpacked::Unpacked;
 
-/// Rows of which the values are held at a time. A row may have very many.
+/// Rows of which the library holds the values at a time. A row may have very many.
 const ROWS: usize = 8;
+/// Bytes of JSON that are made at a time.
+const BYTES: usize = 1 << 20;
 
 /// Reads the rows of a Parquet file from the first to the last.
 pub(crate) struct ParquetRecords {
-    reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads anything.
-    file: File,
     name: String,
-    /// The columns that are read.
-    columns: SchemaDescPtr,
+    /// `None` at the end of the file, and after a mistake.
+    columns: Option<Columns>,
+    /// Rows that were read and not taken yet, as JSON or what is wrong with them, the next one last.
+    rows: Vec<Result<String, String>>,
+    /// Rows that were taken.
+    taken: usize,
+    unpacked: Unpacked,
+}
+
+/// The columns that are read.
+struct Columns {
+    reader: SerializedFileReader<File>,
+    schema: SchemaDescPtr,
     /// The group of rows to open next.
     next_group: usize,
     group: Option<ReaderIter>,
     /// Rows read so far.
     rows: usize,
-    unpacked: Unpacked,
 }
 
 impl ParquetRecords {
@@ -48,7 +52,7 @@ impl ParquetRecords {
     /// # Errors
     /// The file cannot be read or is damaged, or its columns make no such record.
     pub(crate) fn open(path: &Path, records: Records<'_>) -> Result<ParquetRecords, UserError> {
-        let ParquetFile { name, file, reader, len } = ParquetFile::open(path)?;
+        let ParquetFile { name, reader, len } = ParquetFile::open(path)?;
         let schema = reader.metadata().file_metadata().schema_descr().root_schema_ptr();
         let fields: Vec<String> = schema.get_fields().iter().map(|column| column.name().to_string()).collect();
         let line = JsonLine { is_object: true, fields, ..JsonLine::default() };
@@ -60,8 +64,8 @@ impl ParquetRecords {
         let columns = Type::group_type_builder(schema.name()).with_fields(read.collect()).build();
         let columns =
             SchemaDescriptor::new(Arc::new(columns.map_err(|error| damaged(&name, &error.to_string()))?)).into();
-        let unpacked = Unpacked::of(len);
-        Ok(ParquetRecords { reader, file, name, columns, next_group: 0, group: None, rows: 0, unpacked })
+        let columns = Some(Columns { reader, schema: columns, next_group: 0, group: None, rows: 0 });
+        Ok(ParquetRecords { name, columns, rows: Vec::new(), taken: 0, unpacked: Unpacked::of(len) })
     }
 
     /// The next row as JSON, without the fields that have no value, and the row's number.
@@ -69,72 +73,50 @@ impl ParquetRecords {
     /// # Errors
     /// The file cannot be read any more or is damaged, or a value cannot be written as JSON.
     pub(crate) fn next(&mut self) -> Result<Option<(usize, String)>, UserError> {
-        let read = caught(|| self.read()).unwrap_or_else(Err);
-        let Some(row) = read.map_err(|problem| damaged(&self.name, &problem))? else { return Ok(None) };
-        self.rows += 1;
-        let text =
-            object(&row).map_err(|problem| damaged(&self.name, &format!("row {} {problem}", self.rows)))?.to_string();
+        if self.rows.is_empty() {
+            let Some(columns) = self.columns.take() else { return Ok(None) };
+            let (columns, rows) = read_from(columns, Columns::read).map_err(|problem| damaged(&self.name, &problem))?;
+            (self.columns, self.rows) = (Some(columns), rows);
+        }
+        let Some(row) = self.rows.pop() else { return Ok(None) };
+        self.taken += 1;
+        let text = row.map_err(|problem| damaged(&self.name, &problem))?;
         self.unpacked.add(&self.name, text.len() as u64)?;
-        Ok(Some((self.rows, text)))
+        Ok(Some((self.taken, text)))
+    }
+}
+
+impl Columns {
+    /// Some rows as JSON, in reverse. There are none at the end of the file. The first may be a mistake.
+    fn read(&mut self) -> Result<Vec<Result<String, String>>, String> {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while bytes < BYTES
+            && let Some(row) = self.next().transpose()
+        {
+            bytes += row.as_ref().map_or(BYTES, String::len);
+            rows.push(row);
+        }
+        rows.reverse();
+        Ok(rows)
     }
 
     /// The next row. `None` at the end of the file.
-    fn read(&mut self) -> Result<Option<Row>, String> {
+    fn next(&mut self) -> Result<Option<String>, String> {
         let said = |error: ParquetError| error.to_string();
         loop {
             if let Some(row) = self.group.as_mut().and_then(Iterator::next) {
-                return row.map(Some).map_err(said);
+                self.rows += 1;
+                let object = object(&row.map_err(said)?).map_err(|problem| format!("row {} {problem}", self.rows))?;
+                return Ok(Some(object.to_string()));
             }
             if self.next_group == self.reader.num_row_groups() {
                 return Ok(None);
             }
-            let group =
-                CheckedGroup { group: self.reader.get_row_group(self.next_group).map_err(said)?, file: &self.file };
-            let rows = TreeBuilder::new().with_batch_size(ROWS).as_iter(self.columns.clone(), &group);
+            let group = self.reader.get_row_group(self.next_group).map_err(said)?;
+            let rows = TreeBuilder::new().with_batch_size(ROWS).as_iter(self.schema.clone(), &*group);
             self.group = Some(rows.map_err(said)?);
             self.next_group += 1;
         }
-    }
-}
-
-/// A group of rows, with pages that are checked before the library reads anything.
-struct CheckedGroup<'g> {
-    group: Box<dyn RowGroupReader + 'g>,
-    file: &'g File,
-}
-
-impl RowGroupReader for CheckedGroup<'_> {
-    fn metadata(&self) -> &RowGroupMetaData {
-        self.group.metadata()
-    }
-
-    fn num_columns(&self) -> usize {
-        self.group.num_columns()
-    }
-
-    fn get_column_page_reader(&self, number: usize) -> ParquetResult<Box<dyn PageReader>> {
-        let wrong = |problem: String| ParquetError::General(problem);
-        let part = self.metadata().column(number);
-        let column = part.column_descr();
-        if part.column_type() != column.physical_type() {
-            let path = column.path().string();
-            return Err(wrong(format!("the column `{path}` has other types of values in other rows")));
-        }
-        if part.compression() == Compression::LZO {
-            return Err(wrong("it is packed with LZO, which is not read".into()));
-        }
-        let (at, len) = part.byte_range();
-        check_pages(self.file, at, len, part.compression()).map_err(wrong)?;
-        let pages = self.group.get_column_page_reader(number)?;
-        Ok(Box::new(CheckedPages::new(pages, column.max_rep_level(), column.max_def_level())))
-    }
-
-    fn get_column_bloom_filter(&self, number: usize) -> Option<&Sbbf> {
-        self.group.get_column_bloom_filter(number)
-    }
-
-    fn get_row_iter(&self, columns: Option<Type>) -> ParquetResult<RowIter<'_>> {
-        RowIter::from_row_group(columns, self)
     }
 }
 

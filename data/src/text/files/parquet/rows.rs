@@ -3,43 +3,47 @@
 use std::fs::File;
 use std::path::Path;
 
+use common::UserError;
 use common::format::bytes;
-use common::{UserError, caught};
 use parquet::basic::{Compression, Type};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use super::check::{CheckedPages, check_pages};
-use super::file::{ParquetFile, damaged};
+use super::file::{ParquetFile, damaged, read_from};
 use crate::text::files::longest::LONGEST_LINE;
 use crate::text::files::unpacked::Unpacked;
 
 /// Rows that are read at a time, at most.
-const ROWS: u64 = 256;
+const ROWS: i64 = 256;
 
-/// The most bytes of the rows that are read at a time, unless a single row has more.
-const BYTES: u64 = 64 << 20;
+/// The bytes of rows that are read at a time, if all rows are alike.
+const BYTES: i64 = 64 << 20;
 
 /// Reads a column of a Parquet file from the first row to the last.
 pub(crate) struct ParquetRows {
-    reader: SerializedFileReader<File>,
-    /// The same file, for checks before the library reads anything.
-    file: File,
     name: String,
+    /// The column's name.
     key: String,
-    /// The number of the column among the file's.
-    column: usize,
-    /// The level of a value that is there; lower levels are missing values.
-    present: i16,
-    /// The group of rows to open next.
-    next_group: usize,
-    group: Option<Group>,
+    /// `None` at the end of the file, and after a mistake.
+    column: Option<Column>,
     /// The texts of rows that were read and not taken yet, the next one last.
     texts: Vec<Option<ByteArray>>,
     /// Rows that were taken.
     taken: usize,
     unpacked: Unpacked,
+}
+
+/// The column that is read.
+struct Column {
+    reader: SerializedFileReader<File>,
+    /// The number of the column among the file's.
+    number: usize,
+    /// The level of a value that is there; lower levels are missing values.
+    present: i16,
+    /// The group of rows to open next.
+    next_group: usize,
+    group: Option<Group>,
 }
 
 /// The column in a group of rows.
@@ -55,13 +59,13 @@ impl ParquetRows {
     /// # Errors
     /// The file cannot be read or is damaged, or has no such column of text.
     pub(crate) fn open(path: &Path, key: &str) -> Result<ParquetRows, UserError> {
-        let ParquetFile { name, file, reader, len } = ParquetFile::open(path)?;
+        let ParquetFile { name, reader, len } = ParquetFile::open(path)?;
         let schema = reader.metadata().file_metadata().schema_descr_ptr();
         let is_text = |column: &parquet::schema::types::ColumnDescPtr| {
             column.physical_type() == Type::BYTE_ARRAY && column.max_rep_level() == 0
         };
         let found = schema.columns().iter().position(|column| column.path().string() == key && is_text(column));
-        let Some(column) = found else {
+        let Some(number) = found else {
             let named = schema.columns().iter().filter(|column| is_text(column)).map(|column| column.path().string());
             let named: Vec<String> = named.collect();
             let what = match &named[..] {
@@ -74,7 +78,7 @@ impl ParquetRows {
         let groups = reader.metadata().row_groups();
         if groups
             .iter()
-            .any(|group| group.columns().get(column).is_some_and(|part| part.compression() == Compression::LZO))
+            .any(|group| group.columns().get(number).is_some_and(|part| part.compression() == Compression::LZO))
         {
             return Err(UserError::new(
                 format!("{name} is packed with LZO"),
@@ -82,21 +86,10 @@ impl ParquetRows {
                 "write it again with one of these",
             ));
         }
-        let present = schema.column(column).max_def_level();
+        let present = schema.column(number).max_def_level();
+        let column = Some(Column { reader, number, present, next_group: 0, group: None });
         let (key, texts, unpacked) = (key.to_string(), Vec::new(), Unpacked::of(len));
-        Ok(ParquetRows {
-            reader,
-            file,
-            name,
-            key,
-            column,
-            present,
-            next_group: 0,
-            group: None,
-            texts,
-            taken: 0,
-            unpacked,
-        })
+        Ok(ParquetRows { name, key, column, texts, taken: 0, unpacked })
     }
 
     /// The number of the next row, and the row's text. `None` in place of a text that is missing.
@@ -105,11 +98,12 @@ impl ParquetRows {
     /// The file cannot be read any more or is damaged, or a value is not UTF-8.
     pub(crate) fn next(&mut self) -> Result<Option<(usize, Option<String>)>, UserError> {
         while self.texts.is_empty() {
-            let read = caught(|| self.read()).unwrap_or_else(Err);
-            match read.map_err(|problem| damaged(&self.name, &problem))? {
-                Some(texts) => self.texts = texts,
-                None => return Ok(None),
-            }
+            let Some(column) = self.column.take() else { return Ok(None) };
+            let key = self.key.clone();
+            let read = read_from(column, move |column| column.read(&key));
+            let (column, texts) = read.map_err(|problem| damaged(&self.name, &problem))?;
+            let Some(texts) = texts else { return Ok(None) };
+            (self.column, self.texts) = (Some(column), texts);
         }
         let Some(value) = self.texts.pop() else { return Ok(None) };
         self.taken += 1;
@@ -127,15 +121,17 @@ impl ParquetRows {
             |_| damaged(&self.name, &format!("the column `{}` has a value that is not UTF-8 text", self.key));
         Ok(Some((self.taken, Some(std::str::from_utf8(value.data()).map_err(not_text)?.to_string()))))
     }
+}
 
-    /// The texts of some rows, in reverse. There may be none. `None` at the end of the file.
-    fn read(&mut self) -> Result<Option<Vec<Option<ByteArray>>>, String> {
+impl Column {
+    /// The texts of some rows of the column `key`, in reverse. There may be none. `None` at the end of the file.
+    fn read(&mut self, key: &str) -> Result<Option<Vec<Option<ByteArray>>>, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
         let Some(Group { column, rows }) = &mut self.group else {
             if self.next_group == self.reader.num_row_groups() {
                 return Ok(None);
             }
-            self.group = Some(self.open_group()?);
+            self.group = Some(self.open_group(key)?);
             self.next_group += 1;
             return Ok(Some(Vec::new()));
         };
@@ -146,11 +142,7 @@ impl ParquetRows {
         }
         let expected = if self.present == 0 { rows } else { levels.iter().filter(|&&at| at == self.present).count() };
         if values.len() != expected {
-            return Err(format!(
-                "the column `{}` has {} values where {expected} are announced",
-                self.key,
-                values.len()
-            ));
+            return Err(format!("the column `{key}` has {} values where {expected} are announced", values.len()));
         }
         let mut values = values.into_iter();
         let mut texts: Vec<Option<ByteArray>> = match self.present {
@@ -162,18 +154,16 @@ impl ParquetRows {
     }
 
     /// The column in the next group of rows.
-    fn open_group(&self) -> Result<Group, String> {
+    fn open_group(&self, key: &str) -> Result<Group, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
         let group = self.reader.get_row_group(self.next_group).map_err(said)?;
-        let part = group.metadata().columns().get(self.column);
+        let part = group.metadata().columns().get(self.number);
         let part = part
             .filter(|part| part.column_type() == Type::BYTE_ARRAY)
-            .ok_or_else(|| format!("the column `{}` has other types of values in other rows", self.key))?;
-        let (at, len) = part.byte_range();
-        let largest = check_pages(&self.file, at, len, part.compression())?;
-        let pages = group.get_column_page_reader(self.column).map_err(said)?;
-        let pages = CheckedPages::new(pages, 0, self.present);
-        let column = ColumnReaderImpl::new(part.column_descr_ptr(), Box::new(pages));
-        Ok(Group { column, rows: (BYTES / largest.max(1)).clamp(1, ROWS) as usize })
+            .ok_or_else(|| format!("the column `{key}` has other types of values in other rows"))?;
+        let of_row = part.uncompressed_size() / group.metadata().num_rows().max(1);
+        let pages = group.get_column_page_reader(self.number).map_err(said)?;
+        let column = ColumnReaderImpl::new(part.column_descr_ptr(), pages);
+        Ok(Group { column, rows: (BYTES / of_row.max(1)).clamp(1, ROWS) as usize })
     }
 }
