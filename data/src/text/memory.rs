@@ -26,22 +26,23 @@ pub(crate) fn unlimit() {
     EXCEEDED.set(None);
 }
 
-/// Counts bytes that are asked for.
-fn take(bytes: usize) {
-    let Some(exceeded) = EXCEEDED.get() else { return };
-    LEFT.set(LEFT.get().saturating_sub_unsigned(bytes));
-    if LEFT.get() < 0 {
+/// Counts bytes that are asked for, and bytes that are given back for them. Most threads have no limit: they only look.
+#[inline(always)]
+fn count(asked: usize, given: usize) {
+    if let Some(exceeded) = EXCEEDED.get() {
+        count_within(exceeded, asked, given);
+    }
+}
+
+#[cold]
+fn count_within(exceeded: &AtomicBool, asked: usize, given: usize) {
+    let left = LEFT.get().saturating_sub_unsigned(asked);
+    LEFT.set(left.saturating_add_unsigned(given));
+    if left < 0 {
         exceeded.store(true, Ordering::Relaxed);
         loop {
             sleep(Duration::MAX);
         }
-    }
-}
-
-/// Counts bytes that are given back.
-fn give(bytes: usize) {
-    if EXCEEDED.get().is_some() {
-        LEFT.set(LEFT.get().saturating_add_unsigned(bytes));
     }
 }
 
@@ -55,26 +56,25 @@ static ALLOCATOR: Counting = Counting;
 // nothing and does not unwind: its variables need no set-up and no clean-up.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        take(layout.size());
+        count(layout.size(), 0);
         // SAFETY: the caller keeps the rules of this trait.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        take(layout.size());
+        count(layout.size(), 0);
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        take(size);
-        give(layout.size());
+        count(size, layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        give(layout.size());
+        count(0, layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(block, layout) }
     }
