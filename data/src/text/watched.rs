@@ -168,6 +168,12 @@ mod tests {
         let room = |_| Vec::<u8>::with_capacity(MEMORY / 4);
         assert_eq!(watched(LIMITS, |_| Vec::<u8>::with_capacity(1 << 45).capacity()), too_much);
         assert_eq!(watched(LIMITS, move |_| (0..5).map(room).collect::<Vec<_>>().len()), too_much);
+        let grown = watched(LIMITS, |_| {
+            let mut grown = Vec::<u8>::with_capacity(MEMORY / 2);
+            grown.reserve_exact(MEMORY);
+            grown.capacity()
+        });
+        assert_eq!(grown, too_much);
         // What is given back does not count, nor what was there before a step.
         assert_eq!(watched(LIMITS, move |_| (0..5).map(room).map(|part| part.len()).sum::<usize>()), Ok(0));
         let stepping = watched(LIMITS, move |progress| {
