@@ -38,8 +38,8 @@ const STACK_OF_FUEL: usize = 640;
 const BASE_STACK: usize = 16 << 20;
 /// Time for each fuel beside [`BASE_TIME`]: many times as much as one takes.
 const TIME_OF_FUEL: Duration = Duration::from_micros(1);
-/// Time of any rendering. Usual ones take a thousandth of it.
-const BASE_TIME: Duration = Duration::from_secs(1);
+/// Time of any rendering. Usual ones take some thousandths of it.
+const BASE_TIME: Duration = Duration::from_millis(500);
 
 /// A template that was compiled.
 #[derive(Clone)]
