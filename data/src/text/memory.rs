@@ -14,19 +14,19 @@ thread_local! {
     static EXCEEDED: Cell<Option<&'static AtomicBool>> = const { Cell::new(None) };
 }
 
-/// Limits this thread to so many bytes beside those that it has now. A request for more sets `exceeded` and never returns:
-/// nobody can go on without the memory, and the thread that waits for the work tells the error.
+/// Limits this thread to so many more bytes. A request for more sets `exceeded` and never returns: nothing can go on
+/// without the memory, and the thread that waits for the work tells the error.
 pub(crate) fn limit(bytes: usize, exceeded: &'static AtomicBool) {
     LEFT.set(isize::try_from(bytes).unwrap_or(isize::MAX));
     EXCEEDED.set(Some(exceeded));
 }
 
-/// Lets this thread take as much as it likes again.
+/// Lets this thread take any memory again.
 pub(crate) fn unlimit() {
     EXCEEDED.set(None);
 }
 
-/// Counts bytes that are asked for, and bytes that are given back for them. Most threads have no limit: they only look.
+/// Counts bytes that are asked for, and bytes that are given back. Most threads have no limit: they only look.
 #[inline(always)]
 fn count(asked: usize, given: usize) {
     if let Some(exceeded) = EXCEEDED.get() {

@@ -1,7 +1,6 @@
 //! Work on files of strangers, on another thread: with a stack of its own, and so much processor time and memory.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,6 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use common::caught;
 use common::format::bytes;
 
 use super::memory;
@@ -16,7 +16,7 @@ use super::memory;
 /// How often the time of work under way is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Memory that any work may take from one [`Progress::step`] to the next, beside what it has then, in bytes.
+/// Memory that any work may take from one [`Progress::step`] to the next, in bytes.
 const MEMORY: usize = 1 << 30;
 
 /// Limits of some work beside [`MEMORY`].
@@ -32,14 +32,14 @@ pub(crate) struct Limits {
 #[derive(Default)]
 pub(crate) struct Progress {
     steps: AtomicUsize,
-    /// Whether the work asked for more memory than it may have. It has stopped then.
+    /// Whether the work asked for more memory than [`MEMORY`]. It has stopped then.
     exceeded: AtomicBool,
     /// The system's file with the thread's time.
     clock: OnceLock<PathBuf>,
 }
 
 impl Progress {
-    /// Says that the work went on: its time and memory count from here.
+    /// Says that the work went on: time and memory count from here. Only the work itself calls it.
     pub(crate) fn step(&'static self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
         memory::limit(MEMORY, &self.exceeded);
@@ -83,14 +83,14 @@ impl Worker {
     }
 }
 
-/// The result of `work`. Work that takes too much is left behind: its thread ends with the process, and the process is
-/// about to end because of the error.
+/// The result of `work`. Work that takes too much is left behind: its thread and memory stay until the process ends.
+/// Most commands end because of the error.
 ///
 /// # Errors
-/// It takes more time or memory than it may, or no thread with such a stack can be had.
+/// That of `work`; a panic; more time or memory than the work may take; no thread with such a stack.
 pub(crate) fn watched<T: Send + 'static>(
     limits: Limits,
-    work: impl FnOnce(&'static Progress) -> T + Send + 'static,
+    work: impl FnOnce(&'static Progress) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     let worker = match IDLE.take().filter(|worker| worker.stack >= limits.stack) {
         Some(worker) => worker,
@@ -100,7 +100,7 @@ pub(crate) fn watched<T: Send + 'static>(
     let progress = worker.progress;
     let job = move || {
         progress.step();
-        let result = catch_unwind(AssertUnwindSafe(|| work(progress)));
+        let result = caught(|| work(progress)).unwrap_or_else(Err);
         memory::unlimit();
         // Nobody listens to work that came too late.
         let _ = sender.send(result);
@@ -110,11 +110,10 @@ pub(crate) fn watched<T: Send + 'static>(
     let mut begun = None;
     loop {
         match receiver.recv_timeout(POLL) {
-            Ok(Ok(result)) => {
+            Ok(result) => {
                 IDLE.set(Some(worker));
-                return Ok(result);
+                return result;
             }
-            Ok(Err(panic)) => resume_unwind(panic),
             Err(RecvTimeoutError::Disconnected) => unreachable!("a job sends before it ends"),
             Err(RecvTimeoutError::Timeout) => {
                 if progress.exceeded.load(Ordering::Relaxed) {
@@ -152,12 +151,15 @@ mod tests {
         });
         let endless: Result<(), String> = endless;
         assert_eq!(endless, Err("it takes more than 0.2 s of processor time".into()));
-        assert_eq!(watched(LIMITS, |_| 7), Ok(7));
+        assert_eq!(watched(LIMITS, |_| Ok(7)), Ok(7));
+        let panicked: Result<(), String> = watched(LIMITS, |_| panic!("a word"));
+        assert_eq!(panicked, Err("a word".into()));
         let steady = watched(LIMITS, |progress| {
             let begun = std::time::Instant::now();
             while begun.elapsed() < Duration::from_millis(600) {
                 progress.step();
             }
+            Ok(())
         });
         assert_eq!(steady, Ok(()));
     }
@@ -166,19 +168,19 @@ mod tests {
     fn work_that_asks_for_too_much_memory_is_given_up_before_it_has_it() {
         let too_much = Err("it takes more than 1.00 GiB of memory".into());
         let room = |_| Vec::<u8>::with_capacity(MEMORY / 4);
-        assert_eq!(watched(LIMITS, |_| Vec::<u8>::with_capacity(1 << 45).capacity()), too_much);
-        assert_eq!(watched(LIMITS, move |_| (0..5).map(room).collect::<Vec<_>>().len()), too_much);
+        assert_eq!(watched(LIMITS, |_| Ok(Vec::<u8>::with_capacity(1 << 45).capacity())), too_much);
+        assert_eq!(watched(LIMITS, move |_| Ok((0..5).map(room).collect::<Vec<_>>().len())), too_much);
         let grown = watched(LIMITS, |_| {
             let mut grown = Vec::<u8>::with_capacity(MEMORY / 2);
             grown.reserve_exact(MEMORY);
-            grown.capacity()
+            Ok(grown.capacity())
         });
         assert_eq!(grown, too_much);
         // What is given back does not count, nor what was there before a step.
-        assert_eq!(watched(LIMITS, move |_| (0..5).map(room).map(|part| part.len()).sum::<usize>()), Ok(0));
+        assert_eq!(watched(LIMITS, move |_| Ok((0..5).map(room).map(|part| part.len()).sum::<usize>())), Ok(0));
         let stepping = watched(LIMITS, move |progress| {
             let parts = (0..5).inspect(|_| progress.step()).map(room);
-            parts.collect::<Vec<_>>().len()
+            Ok(parts.collect::<Vec<_>>().len())
         });
         assert_eq!(stepping, Ok(5));
         // The caller has no limit.

@@ -77,15 +77,14 @@ impl Engine {
     /// # Errors
     /// The mistake in the template.
     pub(crate) fn compile(source: String) -> Result<Engine, String> {
-        let compiled = watched(COMPILING, move |_| {
+        watched(COMPILING, move |_| {
             let mut environment = Environment::new();
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
             environment.set_syntax(syntax.map_err(|error| error.to_string())?);
             add_functions(&mut environment);
             environment.add_template_owned("chat", source).map_err(|error| error.to_string())?;
             Ok(Engine { environment: environment.into() })
-        });
-        compiled?
+        })
     }
 
     /// The result of `work`, with as many renderings of the template as `work` likes, from values of that size.
@@ -102,11 +101,11 @@ impl Engine {
         let time = BASE_TIME + TIME_OF_FUEL * u32::try_from(fuel).unwrap_or(u32::MAX);
         let mut environment = (*self.environment).clone();
         environment.set_fuel(Some(fuel));
-        watched(Limits { stack, time }, move |progress| work(&Renderer { environment, progress }))?
+        watched(Limits { stack, time }, move |progress| work(&Renderer { environment, progress }))
     }
 }
 
-/// Adds the functions of chat templates, and removes those that show the inside of the library.
+/// Adds the functions of chat templates, and removes functions that show the inside of the library.
 fn add_functions(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.add_filter("tojson", tojson);

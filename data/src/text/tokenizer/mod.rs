@@ -76,7 +76,7 @@ type LibraryTokenizer =
 fn read(json: Arc<[u8]>, shown: &str) -> Result<LibraryTokenizer, Refusal> {
     check(&json, shown)?;
     let time = READING.time + TIME_OF_BYTE * u32::try_from(json.len()).unwrap_or(u32::MAX);
-    let read = watched(Limits { time, ..READING }, move |_| parts(&json));
+    let read = watched(Limits { time, ..READING }, move |_| Ok(parts(&json)));
     Ok(read.map_err(|slow| format!("reading it fails: {slow}"))??)
 }
 

@@ -52,8 +52,15 @@ fn tables() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         described(b"", Struct(vec![(1, I32(1)), (2, schema), (3, I64(1)), (4, groups)]))
     };
     let within = |name: &[u8], columns: i64| Struct(vec![(3, I32(0)), (4, Bytes(name.into())), (5, I32(columns))]);
-    let mut deep: Vec<Value> = (0..9460).map(|_| within(b"a", 1)).collect();
-    deep.push(Struct(vec![(1, I32(6)), (3, I32(0)), (4, Bytes(b"text".into()))]));
+    let deep = |columns: i64| (0..columns).map(|_| within(b"a", 1)).collect::<Vec<_>>();
+    let leaf = || Struct(vec![(1, I32(6)), (3, I32(0)), (4, Bytes(b"text".into()))]);
+    // An element without columns and type is a group too.
+    let beside = [
+        vec![within(b"rows", 2)],
+        vec![leaf()],
+        deep(100_000),
+        vec![Struct(vec![(3, I32(0)), (4, Bytes(b"b".into()))])],
+    ];
     let (four, word) = (text(b"four"), text(&vec![b'a'; 36 << 20]));
     let packed_word = gzip(&word);
     // One word of 36 MiB, and 256 rows that have it.
@@ -81,17 +88,28 @@ fn tables() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let announced = |kind| Value::List { kind, announced: 0x7fff_ffff, items: vec![] };
     let far = page(data_header(8, 8, 1, 0), &four);
     let mut cut = file(&far, 0, 1, false);
+    let half = cut[..cut.len() / 2].to_vec();
     let length = cut.len();
     cut[length - 8..length - 4].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
     vec![
-        ("many columns", with_schema(list(12, vec![within(b"a", 0x7fff_ffff)])), MEMORY),
-        ("deep columns", with_schema(list(12, deep)), "nested more than 64 deep"),
-        ("many in the list", with_schema(announced(12)), "list size 2147483647 exceeds"),
+        ("many columns", with_schema(list(12, vec![within(b"a", 0x7fff_ffff)])), "announces 2147483647 columns"),
+        (
+            "deep columns",
+            with_schema(list(12, deep(9460).into_iter().chain([leaf()]).collect())),
+            "nested more than 64 deep",
+        ),
+        (
+            "deep columns beside text",
+            with_schema(list(12, beside.into_iter().flatten().collect())),
+            "nested more than 64 deep",
+        ),
+        ("many in the list", with_schema(announced(12)), "announces a list of 2147483647"),
         (
             "many groups",
             described(b"", Struct(vec![(1, I32(1)), (2, schema()), (3, I64(1)), (4, announced(12))])),
-            "list size 2147483647 exceeds",
+            "announces a list of 2147483647",
         ),
+        ("half a file", half, "it does not end as a Parquet file"),
         ("a long description", cut, "its description of itself has 2147483647 bytes"),
         ("a large page", packed(data_header(0x7fff_ffff, gzip(&four).len(), 1, 0), &four), MEMORY),
         ("a page behind the end", plain(data_header(8, 1 << 30, 1, 0), &four), "Invalid page header"),

@@ -1,25 +1,18 @@
-//! A Parquet file that was opened, and limits for reading it.
+//! A Parquet file that was opened, and limits for reading a file.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use common::UserError;
 use common::files::open_file;
-use common::{UserError, caught};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::SerializedFileReader;
 
+use super::columns::check_columns;
 use crate::text::watched::{Limits, watched};
 
-/// Limits for opening a file, and for reading some of its rows. The library allocates as much as a length announces, and
-/// recurses as deep as columns are nested.
+/// Limits for opening a file, and for reading some of its rows: the library allocates as much as a length announces.
 const LIMITS: Limits = Limits { stack: 16 << 20, time: Duration::from_secs(3) };
-/// The largest description at a file's end, in bytes.
-const LARGEST_FOOTER: u64 = 16 << 20;
-/// Stack for each byte of the description. Six bytes may describe a column that lies in the one before.
-const STACK_OF_BYTE: usize = 256;
-/// How deep columns nest.
-const DEEPEST: usize = 64;
 
 /// A Parquet file with a readable description.
 pub(crate) struct ParquetFile {
@@ -48,45 +41,23 @@ fn opened(path: &Path) -> Result<(SerializedFileReader<File>, u64), String> {
     let said = |error: std::io::Error| error.to_string();
     let file = open_file(path).map_err(said)?;
     let len = file.metadata().map_err(said)?.len();
-    // A description's length and `PAR1` are the end.
-    let mut end = [0; 8];
-    file.read_exact_at(&mut end, len.saturating_sub(8)).map_err(said)?;
-    let footer = u64::from(u32::from_le_bytes([end[0], end[1], end[2], end[3]]));
-    if footer > LARGEST_FOOTER {
-        return Err(format!("its description of itself has {footer} bytes, and {LARGEST_FOOTER} are read at most"));
-    }
-    let stack = LIMITS.stack + STACK_OF_BYTE * footer as usize;
-    let reader = within(Limits { stack, ..LIMITS }, || {
-        let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
-        let columns = reader.metadata().file_metadata().schema_descr().columns();
-        match columns.iter().any(|column| column.path().parts().len() > DEEPEST) {
-            true => Err(format!("its columns are nested more than {DEEPEST} deep")),
-            false => Ok(reader),
-        }
-    });
-    Ok((reader?, len))
+    check_columns(&file, len)?;
+    let reader = watched(LIMITS, |_| SerializedFileReader::new(file).map_err(|error| error.to_string()))?;
+    Ok((reader, len))
 }
 
-/// What `read` reads from `from`, and `from`.
+/// A reader, and the result of `read` with it.
 ///
 /// # Errors
-/// The mistake in the file; what it announces takes more time or memory than it may.
+/// The mistake in the file; reading takes more time or memory than it may.
 pub(crate) fn read_from<R: Send + 'static, T: Send + 'static>(
-    mut from: R,
+    mut reader: R,
     read: impl FnOnce(&mut R) -> Result<T, String> + Send + 'static,
 ) -> Result<(R, T), String> {
-    within(LIMITS, || {
-        let read = read(&mut from)?;
-        Ok((from, read))
+    watched(LIMITS, |_| {
+        let read = read(&mut reader)?;
+        Ok((reader, read))
     })
-}
-
-/// The result of `work` within limits. A panic of the library is a mistake in the file.
-fn within<T: Send + 'static>(
-    limits: Limits,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    watched(limits, |_| caught(work).unwrap_or_else(Err))?
 }
 
 /// The error for a file that cannot be read.

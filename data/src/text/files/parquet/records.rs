@@ -26,9 +26,9 @@ const BYTES: usize = 1 << 20;
 /// Reads the rows of a Parquet file from the first to the last.
 pub(crate) struct ParquetRecords {
     name: String,
-    /// `None` at the end of the file, and after a mistake.
+    /// `None` after a mistake.
     columns: Option<Columns>,
-    /// Rows that were read and not taken yet, as JSON or what is wrong with them, the next one last.
+    /// Rows that were read and not taken yet, as JSON or the mistake in a row, the next one last.
     rows: Vec<Result<String, String>>,
     /// Rows that were taken.
     taken: usize,
@@ -42,8 +42,6 @@ struct Columns {
     /// The group of rows to open next.
     next_group: usize,
     group: Option<ReaderIter>,
-    /// Rows read so far.
-    rows: usize,
 }
 
 impl ParquetRecords {
@@ -64,7 +62,7 @@ impl ParquetRecords {
         let columns = Type::group_type_builder(schema.name()).with_fields(read.collect()).build();
         let columns =
             SchemaDescriptor::new(Arc::new(columns.map_err(|error| damaged(&name, &error.to_string()))?)).into();
-        let columns = Some(Columns { reader, schema: columns, next_group: 0, group: None, rows: 0 });
+        let columns = Some(Columns { reader, schema: columns, next_group: 0, group: None });
         Ok(ParquetRecords { name, columns, rows: Vec::new(), taken: 0, unpacked: Unpacked::of(len) })
     }
 
@@ -80,7 +78,7 @@ impl ParquetRecords {
         }
         let Some(row) = self.rows.pop() else { return Ok(None) };
         self.taken += 1;
-        let text = row.map_err(|problem| damaged(&self.name, &problem))?;
+        let text = row.map_err(|problem| damaged(&self.name, &format!("row {}: {problem}", self.taken)))?;
         self.unpacked.add(&self.name, text.len() as u64)?;
         Ok(Some((self.taken, text)))
     }
@@ -105,9 +103,7 @@ impl Columns {
         let said = |error: ParquetError| error.to_string();
         loop {
             if let Some(row) = self.group.as_mut().and_then(Iterator::next) {
-                self.rows += 1;
-                let object = object(&row.map_err(said)?).map_err(|problem| format!("row {} {problem}", self.rows))?;
-                return Ok(Some(object.to_string()));
+                return object(&row.map_err(said)?).map(|object| Some(object.to_string()));
             }
             if self.next_group == self.reader.num_row_groups() {
                 return Ok(None);
@@ -146,9 +142,7 @@ fn value(field: &Field) -> Result<Option<Value>, String> {
         Field::Float(number) => (*number).into(),
         Field::Double(number) => (*number).into(),
         Field::Str(text) => text.clone().into(),
-        Field::Bytes(bytes) => {
-            std::str::from_utf8(bytes.data()).map_err(|_| "has a value that is not UTF-8 text")?.into()
-        }
+        Field::Bytes(bytes) => std::str::from_utf8(bytes.data()).map_err(|_| "a value is not UTF-8 text")?.into(),
         Field::Group(row) => object(row)?,
         Field::ListInternal(list) => {
             let item = |item: &Field| value(item).map(Option::unwrap_or_default);
@@ -157,7 +151,7 @@ fn value(field: &Field) -> Result<Option<Value>, String> {
         Field::MapInternal(map) => {
             let mut fields = serde_json::Map::new();
             for (key, item) in map.entries() {
-                let Field::Str(key) = key else { return Err("has a mapping with keys that are no text".into()) };
+                let Field::Str(key) = key else { return Err("a mapping has keys that are no text".into()) };
                 fields.extend(value(item)?.map(|value| (key.clone(), value)));
             }
             Value::Object(fields)

@@ -15,10 +15,10 @@ use crate::text::files::longest::LONGEST_LINE;
 use crate::text::files::unpacked::Unpacked;
 
 /// Rows that are read at a time, at most.
-const ROWS: i64 = 256;
+const ROWS: usize = 256;
 
-/// The bytes of rows that are read at a time, if all rows are alike.
-const BYTES: i64 = 64 << 20;
+/// Bytes of text at which no further row is read at a time.
+const BYTES: usize = 64 << 20;
 
 /// Reads a column of a Parquet file from the first row to the last.
 pub(crate) struct ParquetRows {
@@ -43,14 +43,8 @@ struct Column {
     present: i16,
     /// The group of rows to open next.
     next_group: usize,
-    group: Option<Group>,
-}
-
-/// The column in a group of rows.
-struct Group {
-    column: ColumnReaderImpl<ByteArrayType>,
-    /// How many rows to read at a time.
-    rows: usize,
+    /// The column in the group of rows that is being read.
+    group: Option<ColumnReaderImpl<ByteArrayType>>,
 }
 
 impl ParquetRows {
@@ -127,18 +121,25 @@ impl Column {
     /// The texts of some rows of the column `key`, in reverse. There may be none. `None` at the end of the file.
     fn read(&mut self, key: &str) -> Result<Option<Vec<Option<ByteArray>>>, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
-        let Some(Group { column, rows }) = &mut self.group else {
+        let Some(column) = &mut self.group else {
             if self.next_group == self.reader.num_row_groups() {
                 return Ok(None);
             }
-            self.group = Some(self.open_group(key)?);
+            self.group = Some(self.open_group()?);
             self.next_group += 1;
             return Ok(Some(Vec::new()));
         };
         let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
-        let (rows, ..) = column.read_records(*rows, Some(&mut levels), None, &mut values).map_err(said)?;
-        if rows == 0 {
-            self.group = None;
+        let (mut rows, mut bytes) = (0, 0);
+        while rows < ROWS && bytes < BYTES {
+            let before = values.len();
+            let (read, ..) = column.read_records(1, Some(&mut levels), None, &mut values).map_err(said)?;
+            if read == 0 {
+                self.group = None;
+                break;
+            }
+            rows += read;
+            bytes += values[before..].iter().map(ByteArray::len).sum::<usize>();
         }
         let expected = if self.present == 0 { rows } else { levels.iter().filter(|&&at| at == self.present).count() };
         if values.len() != expected {
@@ -154,16 +155,10 @@ impl Column {
     }
 
     /// The column in the next group of rows.
-    fn open_group(&self, key: &str) -> Result<Group, String> {
+    fn open_group(&self) -> Result<ColumnReaderImpl<ByteArrayType>, String> {
         let said = |error: parquet::errors::ParquetError| error.to_string();
         let group = self.reader.get_row_group(self.next_group).map_err(said)?;
-        let part = group.metadata().columns().get(self.number);
-        let part = part
-            .filter(|part| part.column_type() == Type::BYTE_ARRAY)
-            .ok_or_else(|| format!("the column `{key}` has other types of values in other rows"))?;
-        let of_row = part.uncompressed_size() / group.metadata().num_rows().max(1);
-        let pages = group.get_column_page_reader(self.number).map_err(said)?;
-        let column = ColumnReaderImpl::new(part.column_descr_ptr(), pages);
-        Ok(Group { column, rows: (BYTES / of_row.max(1)).clamp(1, ROWS) as usize })
+        let column = group.metadata().column(self.number).column_descr_ptr();
+        Ok(ColumnReaderImpl::new(column, group.get_column_page_reader(self.number).map_err(said)?))
     }
 }
