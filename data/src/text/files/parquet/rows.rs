@@ -20,6 +20,9 @@ const ROWS: usize = 256;
 /// Bytes of text at which no further row is read at a time.
 const BYTES: usize = 64 << 20;
 
+/// Rows that the library reads in one go. So many of the longest texts are half of the memory that reading may take.
+const AT_ONCE: usize = 8;
+
 /// Reads a column of a Parquet file from the first row to the last.
 pub(crate) struct ParquetRows {
     name: String,
@@ -133,7 +136,7 @@ impl Column {
         let (mut rows, mut bytes) = (0, 0);
         while rows < ROWS && bytes < BYTES {
             let before = values.len();
-            let (read, ..) = column.read_records(1, Some(&mut levels), None, &mut values).map_err(said)?;
+            let (read, ..) = column.read_records(AT_ONCE, Some(&mut levels), None, &mut values).map_err(said)?;
             if read == 0 {
                 self.group = None;
                 break;
