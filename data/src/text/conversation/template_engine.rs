@@ -171,3 +171,23 @@ impl Size {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn each_rendering_of_a_conversation_has_the_whole_time() {
+        let engine = Engine::compile("text".into()).unwrap();
+        let rendered = engine.run(Size::default(), |renderer| {
+            let begun = Instant::now();
+            while begun.elapsed() < 2 * (BASE_TIME + TIME_OF_FUEL * BASE_FUEL as u32) {
+                renderer.render(Value::default())?;
+            }
+            Ok(())
+        });
+        assert_eq!(rendered, Ok(()));
+    }
+}
