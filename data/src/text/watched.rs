@@ -87,7 +87,7 @@ impl Worker {
 /// Most commands end because of the error.
 ///
 /// # Errors
-/// That of `work`; a panic; more time or memory than the work may take; no thread with such a stack.
+/// The error of `work`; a panic; more time or memory than the work may take; no thread with such a stack.
 pub(crate) fn watched<T: Send + 'static>(
     limits: Limits,
     work: impl FnOnce(&'static Progress) -> Result<T, String> + Send + 'static,

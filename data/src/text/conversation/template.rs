@@ -154,7 +154,7 @@ impl ChatTemplate {
     /// size of the conversation.
     ///
     /// # Errors
-    /// That of `work`; a rendering that takes longer than it may.
+    /// The error of `work`; a rendering that takes longer than it may.
     pub(crate) fn render<T: Send + 'static>(
         &self,
         messages: Vec<Value>,

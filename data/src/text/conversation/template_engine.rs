@@ -90,7 +90,7 @@ impl Engine {
     /// The result of `work`, with as many renderings of the template as `work` likes, from values of that size.
     ///
     /// # Errors
-    /// That of `work`; a rendering that takes longer than it may.
+    /// The error of `work`; a rendering that takes longer than it may.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         size: Size,

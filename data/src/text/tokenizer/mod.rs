@@ -77,14 +77,12 @@ fn read(json: Arc<[u8]>, shown: &str) -> Result<LibraryTokenizer, Refusal> {
     check(&json, shown)?;
     let time = READING.time + TIME_OF_BYTE * u32::try_from(json.len()).unwrap_or(u32::MAX);
     let read = watched(Limits { time, ..READING }, move |_| Ok(parts(&json)));
-    Ok(read.map_err(|slow| format!("reading it fails: {slow}"))??)
+    Ok(read.map_err(|problem| format!("reading it fails: {problem}"))??)
 }
 
 /// The tokenizer in a `tokenizer.json`.
 fn parts(bytes: &[u8]) -> Result<LibraryTokenizer, String> {
-    let read = caught(|| serde_json::from_slice::<LibraryTokenizer>(bytes));
-    let mut tokenizer =
-        read.map_err(|panic| format!("reading it fails: {panic}"))?.map_err(|error| error.to_string())?;
+    let mut tokenizer: LibraryTokenizer = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     // Documents are not cut or filled, whatever the tokenizer does for its own model.
     let _ = tokenizer.with_truncation(None);
     tokenizer.with_padding(None);
